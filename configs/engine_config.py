@@ -1,0 +1,77 @@
+"""EngineConfig: how much of everything one engine has, and the compiled shapes that follow from it."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+DType = Literal["bfloat16", "float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Limits and sizes of one engine; every compiled shape derives from it.
+
+    Attributes:
+      dtype: Of weights, KV pages and matmul operands. Sums are kept in float32.
+      max_num_seqs: Slots: requests that hold device state at once.
+      prefill_chunk_tokens: Most prompt tokens in one step.
+      max_num_batched_tokens: Most tokens in one step, decode rows and prompt chunk together.
+        None: max_num_seqs + prefill_chunk_tokens.
+      max_model_len: Most tokens of one request, prompt and output together. None: what the model
+        was trained for, or what the pages hold if that is less.
+      page_size: Tokens per page.
+      num_pages: Pages of the KV pool, page 0 (kept zero) included. None: from kv_cache_bytes.
+      kv_cache_bytes: Size of the KV pool. None: from the memory that is free.
+      max_num_queued: Requests that may wait for a slot; one more is refused.
+      max_stop_ids: Stop ids per request, the model's end-of-sequence ids included.
+      seed: Where seeds come from for requests that bring none.
+    """
+
+    dtype: DType = "bfloat16"
+    max_num_seqs: int = 32
+    prefill_chunk_tokens: int = 256
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    page_size: int = 16
+    num_pages: int | None = None
+    kv_cache_bytes: int | None = None
+    max_num_queued: int = 1024
+    max_stop_ids: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field, its value and the bound."""
+        if self.dtype not in get_args(DType):
+            raise ValueError(f"dtype is {self.dtype!r}; it must be one of {get_args(DType)}")
+        bounds: dict[str, tuple[int, int]] = {
+            "max_num_seqs": (1, 4096),
+            "prefill_chunk_tokens": (1, 65_536),
+            "max_num_batched_tokens": (2, 131_072),
+            "max_model_len": (2, 2**24),
+            "page_size": (1, 1024),
+            "num_pages": (2, 2**24),
+            "kv_cache_bytes": (1, 2**50),
+            "max_num_queued": (0, 2**20),
+            "max_stop_ids": (1, 256),
+            "seed": (0, 2**64 - 1),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ValueError(f"{name} is {value}; it must be in [{low}, {high}]")
+        if self.num_pages is not None and self.kv_cache_bytes is not None:
+            raise ValueError(
+                f"num_pages is {self.num_pages} and kv_cache_bytes is {self.kv_cache_bytes}; "
+                "give at most one of them"
+            )
+        if self.token_budget <= self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must exceed "
+                f"max_num_seqs, {self.max_num_seqs}, or a full batch leaves no room for prompts"
+            )
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens in one step: decode rows plus prompt tokens."""
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return self.max_num_seqs + self.prefill_chunk_tokens

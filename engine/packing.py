@@ -1,0 +1,200 @@
+"""The one array a step uploads and the one it downloads: layout, packing, unpacking. NumPy only.
+
+Both are flat int32 arrays of a length fixed by the StepKey; floats travel as their bits. The
+device side slices the same layout (`UploadLayout.split` works on NumPy and JAX arrays alike), so
+the layout is written down once, here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .request import Schedule
+from .step_shapes import StepKey
+
+# Columns of a slot row; max_stop_ids columns of stop ids follow, padded with NO_TOKEN.
+SLOT = 0
+REMAINING = 1  # output tokens still to sample, the next one included
+POSITION = 2  # output position of the next token
+TEMPERATURE = 3  # float32 bits
+TOP_K = 4
+TOP_P = 5  # float32 bits
+MIN_P = 6  # float32 bits
+SEED_LOW = 7  # uint32 bits
+SEED_HIGH = 8  # uint32 bits
+LOGPROBS = 9  # 1: report log-probabilities
+STOP_IDS = 10
+
+# Columns of a segment: whose tokens a run of the chunk holds.
+SEGMENT_SLOT = 0
+SEGMENT_START = 1  # tokens of the request before this chunk
+SEGMENT_LENGTH = 2
+SEGMENT_IS_LAST = 3  # 1: its last token samples
+SEGMENT_COLUMNS = 4
+
+# Columns of a page entry.
+ENTRY_SLOT = 0
+ENTRY_COLUMN = 1
+ENTRY_PAGE = 2
+ENTRY_COLUMNS = 3
+
+# Columns of a sample, and the bits of its status.
+SAMPLE_TOKEN = 0
+SAMPLE_STATUS = 1
+SAMPLE_LOGPROB = 2  # float32 bits
+SAMPLE_COLUMNS = 3
+VALID = 1  # the row was live: the token counts
+STOPPED = 2  # the token is one of the request's stop ids
+EXHAUSTED = 4  # it was the last of max_tokens
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class UploadLayout:
+    """Where each part of a step's upload lies.
+
+    Attributes:
+      key: The executable.
+      num_slots: Slots of the engine. Padding points past them: an entry that is not used holds
+        slot num_slots + i, out of range, unique and dropped by the scatter.
+      page_size: Tokens per page.
+      max_stop_ids: Stop-id columns of a slot row.
+    """
+
+    key: StepKey
+    num_slots: int
+    page_size: int
+    max_stop_ids: int
+
+    @property
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of each part, in order."""
+        key = self.key
+        return {
+            "slot_rows": (key.segments, STOP_IDS + self.max_stop_ids),
+            # A decode row starts at most one page; a segment of n tokens at most n / page_size + 1.
+            "page_entries": (
+                key.rows + key.chunk // self.page_size + key.segments,
+                ENTRY_COLUMNS,
+            ),
+            "decode_slots": (key.rows,),
+            "segments": (key.segments, SEGMENT_COLUMNS),
+            "chunk_tokens": (key.chunk,),
+            "chunk_targets": (key.chunk,),
+        }
+
+    @property
+    def size(self) -> int:
+        """Length of the upload in int32 words."""
+        return sum(int(np.prod(shape)) for shape in self.parts.values())
+
+    def split(self, packed: Any) -> dict[str, Any]:
+        """Views of a packed NumPy array, or slices of a traced one, by part name."""
+        views, start = {}, 0
+        for name, shape in self.parts.items():
+            stop = start + int(np.prod(shape))
+            views[name] = packed[start:stop].reshape(shape)
+            start = stop
+        return views
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float32, as the int32 that carries them."""
+    return int(np.float32(value).view(np.int32))
+
+
+def word_bits(value: int) -> int:
+    """The bits of a uint32, as the int32 that carries them."""
+    return int(np.uint32(value).view(np.int32))
+
+
+def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
+    """The upload of one step. A fresh array each time: the device may read it until the step ends."""
+    packed = np.zeros(layout.size, np.int32)
+    part = layout.split(packed)
+    beyond = layout.num_slots + np.arange(layout.size, dtype=np.int32)
+    part["slot_rows"][:, SLOT] = beyond[: len(part["slot_rows"])]
+    part["page_entries"][:, ENTRY_SLOT] = beyond[: len(part["page_entries"])]
+    part["decode_slots"][:] = beyond[: layout.key.rows]
+    part["segments"][:, SEGMENT_SLOT] = beyond[layout.key.rows :][: layout.key.segments]
+    part["chunk_targets"][:] = NO_TOKEN
+
+    part["decode_slots"][: len(schedule.decodes)] = [state.slot for state in schedule.decodes]
+    for row, entry in zip(part["page_entries"], schedule.page_entries, strict=False):
+        row[:] = entry.slot, entry.column, entry.page
+    inserts = [chunk.state for chunk in schedule.chunks if chunk.is_insert]
+    for row, state in zip(part["slot_rows"], inserts, strict=False):
+        sampling = state.request.sampling
+        row[:STOP_IDS] = (
+            state.slot,
+            state.max_tokens - len(state.output_token_ids),
+            len(state.output_token_ids),
+            float_bits(sampling.temperature),
+            sampling.top_k,
+            float_bits(sampling.top_p),
+            float_bits(sampling.min_p),
+            word_bits(state.seed & 0xFFFFFFFF),
+            word_bits(state.seed >> 32),
+            sampling.logprobs,
+        )
+        row[STOP_IDS:] = NO_TOKEN
+        row[STOP_IDS : STOP_IDS + len(state.stop_ids)] = state.stop_ids
+    at = 0
+    for row, chunk in zip(part["segments"], schedule.chunks, strict=False):
+        row[:] = chunk.state.slot, chunk.start, chunk.length, chunk.is_last
+        token_ids, end = chunk.state.token_ids, chunk.start + chunk.length
+        part["chunk_tokens"][at : at + chunk.length] = token_ids[chunk.start : end]
+        prompt = chunk.state.request.prompt_token_ids
+        if chunk.state.request.sampling.prompt_logprobs and chunk.state.num_preemptions == 0:
+            targets = prompt[chunk.start + 1 : end + 1]
+            part["chunk_targets"][at : at + len(targets)] = targets
+        at += chunk.length
+    return packed
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled token of a step, as it was read."""
+
+    token_id: int
+    status: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step brought.
+
+    Attributes:
+      decodes: A sample for each decode row, in row order.
+      chunks: A sample for each segment, in segment order; only the last chunk of a prompt has a
+        VALID one.
+      chunk_logprobs: float32 [chunk]: of each chunk token's target; 0 where none was asked for.
+    """
+
+    decodes: Sequence[Sample]
+    chunks: Sequence[Sample]
+    chunk_logprobs: np.ndarray
+
+
+def result_size(key: StepKey) -> int:
+    """Length of a step's download in int32 words."""
+    return key.samples * SAMPLE_COLUMNS + key.chunk
+
+
+def unpack(key: StepKey, result: np.ndarray) -> StepResult:
+    """The download of one step, read."""
+    columns = result[: key.samples * SAMPLE_COLUMNS].reshape(key.samples, SAMPLE_COLUMNS)
+    logprobs = columns[:, SAMPLE_LOGPROB].copy().view(np.float32)
+    samples = [
+        Sample(int(row[SAMPLE_TOKEN]), int(row[SAMPLE_STATUS]), float(logprob))
+        for row, logprob in zip(columns, logprobs, strict=True)
+    ]
+    return StepResult(
+        decodes=samples[: key.rows],
+        chunks=samples[key.rows :],
+        chunk_logprobs=result[key.samples * SAMPLE_COLUMNS :].copy().view(np.float32),
+    )

@@ -1,0 +1,208 @@
+"""Requests and their results: plain picklable records that carry ids only. No JAX.
+
+`Request` and `RequestOutput` are what crosses between a front end and the engine; they would cross
+a process border unchanged. Text never does: tokenizers live on the front end's side.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+
+class FinishReason(enum.Enum):
+    """Why a request ended; the value is the word clients see."""
+
+    STOP = "stop"  # an end-of-sequence or stop id was sampled
+    LENGTH = "length"  # max_tokens or the context limit was reached
+    CANCELLED = "cancelled"  # the client went away or asked for it
+    DEADLINE = "deadline"  # its deadline passed
+    ERROR = "error"  # the engine could not go on with it; RequestOutput.error says why
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop; validated by engine.admission, not here.
+
+    The order on the distribution: temperature, then top_k, then top_p on what top_k left,
+    renormalised, then min_p. Ties at a border keep the lowest ids. Never empty.
+
+    Attributes:
+      max_tokens: Output tokens at most. None: up to the context limit.
+      temperature: 0 is greedy: the highest logit, the lowest id on ties.
+      top_k: Keep the k most likely tokens. 0 (or the vocabulary size and more): all.
+      top_p: Keep the smallest set of most likely tokens whose mass reaches top_p. 1: all.
+      min_p: Keep tokens at least min_p times as likely as the most likely one. 0: all.
+      seed: 64 unsigned bits. None: the engine picks one.
+      stop_token_ids: Ids that end the output. The id itself is the output's last token.
+      ignore_eos: The model's own end-of-sequence ids do not stop; stop_token_ids still do.
+      logprobs: Report each output token's log-probability under the model's raw distribution
+        (before temperature and truncation).
+      prompt_logprobs: Report the same for every prompt token but the first.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One prompt to continue.
+
+    Attributes:
+      request_id: Unique among live requests.
+      prompt_token_ids: At least one id.
+      sampling: How to continue it.
+      arrival_s: When the front end accepted it, on the monotonic clock that the engine is given.
+      deadline_s: When it is worthless, on the same clock. None: never.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    arrival_s: float
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """When a request passed each point, in seconds on the engine's monotonic clock.
+
+    Attributes:
+      arrival_s: The front end accepted it.
+      admitted_s: It got a slot for the first time; None if it never did.
+      first_token_s: The engine read its first token; None if it never did.
+      finished_s: It ended.
+    """
+
+    arrival_s: float
+    admitted_s: float | None
+    first_token_s: float | None
+    finished_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOutput:
+    """What one step brought for one request. Deltas, never cumulative.
+
+    Attributes:
+      request_id: Whose.
+      token_ids: New output ids, oldest first; may be empty in the last one.
+      logprobs: One for each of token_ids if asked for, else empty.
+      prompt_logprobs: New prompt log-probabilities if asked for, in order; together they cover
+        prompt tokens [1, prompt length), and all come before the first output id.
+      finish_reason: Set in the last output of a request and only there.
+      stop_token_id: The id that ended it, when finish_reason is STOP.
+      error: What went wrong, when finish_reason is ERROR.
+      num_preemptions: How often it lost its slot, set in the last output.
+      timings: Set in the last output.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    prompt_logprobs: tuple[float, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: str | None = None
+    num_preemptions: int = 0
+    timings: Timings | None = None
+
+
+@dataclass(eq=False, kw_only=True)
+class RequestState:
+    """A live request inside the engine. Mutable; touched by the engine thread alone.
+
+    The engine reads step t after it dispatched step t + 1, so two counts differ by what is in
+    flight: `num_sampled` counts tokens that dispatched steps will bring, `output_token_ids` holds
+    those that were read.
+
+    Attributes:
+      request: What was asked for.
+      max_tokens: Output tokens at most, the context limit included.
+      stop_ids: Ids that end it: its own and, unless ignored, the model's end-of-sequence ids.
+      seed: Of its random numbers.
+      output_token_ids: Output ids read so far.
+      num_computed_tokens: Tokens of prompt + output whose KV dispatched steps have written.
+      num_sampled: Output tokens sampled by dispatched steps, read or not.
+      prefill_end: Prefill ends when num_computed_tokens reaches this: the prompt's length, and
+        after a preemption that plus the outputs read by then.
+      slot: Its place in device state, None while it waits.
+      generation: Grows with each slot insertion; tells late results of an earlier stay apart.
+      page_ids: Its pages, in order.
+      num_preemptions: How often it lost its slot.
+      in_flight: Dispatched steps that carry a sample for it and were not read.
+      admitted_s, first_token_s: See Timings.
+    """
+
+    request: Request
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    seed: int
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_sampled: int = 0
+    prefill_end: int = 0
+    slot: int | None = None
+    generation: int = 0
+    page_ids: list[int] = field(default_factory=list)
+    num_preemptions: int = 0
+    in_flight: int = 0
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and the outputs read so far."""
+        return [*self.request.prompt_token_ids, *self.output_token_ids]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillChunk:
+    """Tokens [start, start + length) of a request's prompt (and of its outputs, once preempted).
+
+    Attributes:
+      state: Whose.
+      start: Tokens before the chunk whose KV is already in its pages.
+      length: Tokens of the chunk.
+      is_insert: The request got its slot in this step, so its slot row travels along.
+      is_last: The chunk reaches prefill_end: its last token samples the next one.
+    """
+
+    state: RequestState
+    start: int
+    length: int
+    is_insert: bool
+    is_last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageEntry:
+    """Column `column` of slot `slot`'s page table now holds `page`."""
+
+    slot: int
+    column: int
+    page: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What one step does. Decode rows run one token each; chunks run their tokens.
+
+    Attributes:
+      decodes: Requests that run one decode row, in row order.
+      chunks: Prompt chunks, in the order in which they are packed.
+      page_entries: Page-table entries that changed since the last step.
+      preempted: Requests that lost their slot to make room for this step.
+    """
+
+    decodes: tuple[RequestState, ...]
+    chunks: tuple[PrefillChunk, ...]
+    page_entries: tuple[PageEntry, ...]
+    preempted: tuple[RequestState, ...] = ()

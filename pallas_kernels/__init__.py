@@ -1,0 +1,1 @@
+"""Attention over pages and KV writes. Knows arrays only."""
