@@ -148,7 +148,7 @@ def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
         token_ids, end = chunk.state.token_ids, chunk.start + chunk.length
         part["chunk_tokens"][at : at + chunk.length] = token_ids[chunk.start : end]
         prompt = chunk.state.request.prompt_token_ids
-        if chunk.state.request.sampling.prompt_logprobs and chunk.state.num_preemptions == 0:
+        if chunk.state.request.sampling.prompt_logprobs:
             targets = prompt[chunk.start + 1 : end + 1]
             part["chunk_targets"][at : at + len(targets)] = targets
         at += chunk.length
