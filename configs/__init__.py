@@ -1,2 +1,1 @@
-"""What a deployment is: frozen records, presets (.toml), loading and validation. Standard
-library only."""
+"""What a deployment is: frozen records, presets (.toml), loading, validation. No dependencies."""

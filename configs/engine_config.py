@@ -1,4 +1,4 @@
-"""EngineConfig: how much of everything one engine has, and the compiled shapes that follow from it."""
+"""EngineConfig: how much of everything one engine has; its compiled shapes follow from it."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

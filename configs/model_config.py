@@ -12,7 +12,8 @@ class RopeScaling:
 
     Attributes:
       factor: How much the low frequencies are slowed down.
-      low_freq_factor: Wavelengths above original_max_position / low_freq_factor get the whole factor.
+      low_freq_factor: Wavelengths above original_max_position / low_freq_factor get the whole
+        factor.
       high_freq_factor: Wavelengths below original_max_position / high_freq_factor are left alone.
       original_max_position: Context length of the unscaled model, in tokens.
     """
