@@ -1,2 +1,4 @@
-"""The load generator and comparisons with peers. Drives a server over gRPC; imports engine and
-server only through their public records."""
+"""The load generator and comparisons with peers.
+
+Drives a server over gRPC; imports engine and server only through their public records.
+"""

@@ -112,7 +112,7 @@ def word_bits(value: int) -> int:
 
 
 def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
-    """The upload of one step. A fresh array each time: the device may read it until the step ends."""
+    """The upload of one step. A fresh array each time: the device may still read the last."""
     packed = np.zeros(layout.size, np.int32)
     part = layout.split(packed)
     beyond = layout.num_slots + np.arange(layout.size, dtype=np.int32)

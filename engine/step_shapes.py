@@ -85,7 +85,7 @@ class StepShapes:
 def _up_to(most: int, *, start: int, factor: int, count: int) -> tuple[int, ...]:
     """At most `count` buckets ending in `most`, each at most `factor` below the next.
 
-    Example: most 32, factor 2, count 5 gives (2, 4, 8, 16, 32); most 100 gives (6, 12, 25, 50, 100).
+    Example: most 32, factor 2, count 5 gives (2, 4, 8, 16, 32); most 100 (6, 12, 25, 50, 100).
     """
     buckets = [most]
     while len(buckets) < count and buckets[-1] > start:

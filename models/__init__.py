@@ -1,2 +1,4 @@
 """Token ids and pages to logits; checkpoints; tokenizers, chat templates and the detokenizer.
-Knows no requests."""
+
+Knows no requests.
+"""
