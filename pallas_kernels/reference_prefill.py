@@ -1,0 +1,179 @@
+"""Prefill attention in plain JAX: a chunk of prompt tokens over the pages of their segments.
+
+The chunk is cut into tiles of queries. A flat work list says which tile reads which block of which
+segment's pages, in order; one loop runs it, with a trip count taken from the lengths. A tile that
+spans two segments is visited for each, and masked. Blocks past a tile's last token are not listed,
+so causal skipping is exact to a block. The sum of a query runs over its own segment's blocks from
+page 0, so it depends on nothing else in the chunk.
+Source: FlashAttention-2, Algorithm 1, https://arxiv.org/abs/2307.08691; work lists as in JAX's
+ragged paged attention.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int32
+
+from .reference_cache import KVLayer
+from .reference_decode import LOWEST, pages_per_block
+
+TILE_TOKENS = 64  # queries that share one visit to a block of KV
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PrefillWork:
+    """What the tiles of one chunk read.
+
+    Attributes:
+      segment_of: Segment of each chunk token; the number of segments where the token is padding.
+      position_of: Position of each chunk token in its request.
+      page_table: Of the segments, padded to whole blocks with page 0.
+      item_tile: Tile of each work item; items of a tile are consecutive.
+      item_segment: Segment whose pages the item reads.
+      item_block: Block of that segment's pages.
+      num_items: How many items of the list are real.
+    """
+
+    segment_of: Int32[Array, " chunk"]
+    position_of: Int32[Array, " chunk"]
+    page_table: Int32[Array, "segments columns"]
+    item_tile: Int32[Array, " items"]
+    item_segment: Int32[Array, " items"]
+    item_block: Int32[Array, " items"]
+    num_items: Int32[Array, ""]
+
+
+def tile_tokens(chunk: int) -> int:
+    """Queries per tile: TILE_TOKENS, or the whole chunk where it is smaller or does not divide."""
+    return TILE_TOKENS if chunk % TILE_TOKENS == 0 else chunk
+
+
+def prefill_work(
+    page_table: Int32[Array, "segments columns"],
+    kv_lens: Int32[Array, " segments"],
+    q_lens: Int32[Array, " segments"],
+    *,
+    chunk: int,
+    page_size: int,
+) -> PrefillWork:
+    """Lists the work of one chunk. Once a step, before the layers.
+
+    Args:
+      page_table: Pages of each segment.
+      kv_lens: Tokens of each segment's request up to and including its last query.
+      q_lens: Queries of each segment; 0: not used. Their sum is at most chunk.
+      chunk: Tokens of the chunk, padding included.
+      page_size: Tokens per page.
+    """
+    segments, columns = page_table.shape
+    block = pages_per_block(page_size)
+    tokens, tile = block * page_size, tile_tokens(chunk)
+    page_table = jnp.pad(page_table, ((0, 0), (0, -columns % block)))
+    most_blocks = page_table.shape[1] // block
+
+    ends = jnp.cumsum(q_lens)
+    starts = ends - q_lens
+    index = jnp.arange(chunk)
+    segment_of = (index[:, None] >= ends).sum(-1)  # = segments past the last query
+    in_chunk = jnp.where(segment_of < segments, segment_of, 0)
+    position_of = (kv_lens - ends)[in_chunk] + index
+
+    # Visits: every (tile, segment) pair that overlaps, and the blocks it needs. At most
+    # tiles + segments - 1 pairs overlap, each over at most most_blocks blocks.
+    tile_start = jnp.arange(chunk // tile)[:, None] * tile
+    last_query = jnp.minimum(ends, tile_start + tile) - 1
+    overlaps = last_query >= jnp.maximum(starts, tile_start)
+    last_position = kv_lens - ends + last_query
+    visit_blocks = jnp.where(overlaps, last_position // tokens + 1, 0).reshape(-1)
+    visit_ends = jnp.cumsum(visit_blocks)
+    most_items = (chunk // tile + segments - 1) * most_blocks
+    item = jnp.arange(most_items)
+    visit = jnp.searchsorted(visit_ends, item, side="right")
+    visit = jnp.minimum(visit, visit_blocks.shape[0] - 1)  # past the list: any visit will do
+    return PrefillWork(
+        segment_of=segment_of.astype(jnp.int32),
+        position_of=position_of.astype(jnp.int32),
+        page_table=page_table,
+        item_tile=(visit // segments).astype(jnp.int32),
+        item_segment=(visit % segments).astype(jnp.int32),
+        item_block=(item - (visit_ends - visit_blocks)[visit]).astype(jnp.int32),
+        num_items=visit_ends[-1].astype(jnp.int32),
+    )
+
+
+def prefill_attention(
+    q: Float[Array, "chunk q_heads head_dim"],
+    kv_layer: KVLayer,
+    work: PrefillWork,
+    *,
+    scale: float,
+) -> Float[Array, "chunk q_heads head_dim"]:
+    """Attends every chunk token over its request's tokens up to and including itself.
+
+    The chunk's own keys and values are already in the pages. Padding returns zeros. What lies past
+    a segment's tokens, NaN included, never reaches the result.
+    """
+    chunk, q_heads, head_dim = q.shape
+    dtype, width = kv_layer.k.dtype, kv_layer.k.shape[2]
+    kv_heads = width // head_dim
+    group, tile = q_heads // kv_heads, tile_tokens(chunk)
+    page_size, block = kv_layer.page_size, pages_per_block(kv_layer.page_size)
+    tokens = block * page_size
+    precision = lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+    # [kv_heads, chunk, group, head_dim]: a tile of one kv head's queries is one matrix.
+    q = (q * scale).astype(dtype).reshape(chunk, kv_heads, group, head_dim).swapaxes(0, 1)
+
+    def run_item(index: Int32[Array, ""], carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        first = work.item_tile[index] * tile
+        segment, block_index = work.item_segment[index], work.item_block[index]
+        pages = lax.dynamic_slice(work.page_table, (segment, block_index * block), (1, block))[0]
+        k = kv_layer.k.at[pages].get(mode="promise_in_bounds").reshape(tokens, kv_heads, head_dim)
+        v = kv_layer.v.at[pages].get(mode="promise_in_bounds").reshape(tokens, kv_heads, head_dim)
+        kv_position = block_index * tokens + jnp.arange(tokens)
+        position = lax.dynamic_slice(work.position_of, (first,), (tile,))
+        belongs = lax.dynamic_slice(work.segment_of, (first,), (tile,)) == segment
+        seen = belongs[:, None] & (kv_position <= position[:, None])
+        # No query of the tile sees past its last token of the segment; 0 * NaN would be NaN.
+        v = jnp.where(seen.any(0)[:, None, None], v, 0)
+
+        # One product per kv head, group * tile rows each.
+        scores = lax.dot_general(
+            lax.dynamic_slice_in_dim(q, first, tile, axis=1).reshape(kv_heads, -1, head_dim),
+            k,
+            (((2,), (2,)), ((0,), (1,))),
+            precision=precision,
+            preferred_element_type=jnp.float32,
+        ).reshape(kv_heads, tile, group, tokens)
+        scores = lax.optimization_barrier(scores)
+        scores = jnp.where(seen[None, :, None], scores, -jnp.inf)
+        high, total, mixed = (lax.dynamic_slice_in_dim(part, first, tile, 1) for part in carry)
+        new_high = jnp.maximum(high, scores.max(-1))
+        weights = jnp.exp(scores - new_high[..., None])
+        fade = jnp.exp(high - new_high)
+        mixed_block = lax.dot_general(
+            weights.astype(dtype).reshape(kv_heads, -1, tokens),
+            v,
+            (((2,), (0,)), ((0,), (1,))),
+            precision=precision,
+            preferred_element_type=jnp.float32,
+        ).reshape(kv_heads, tile, group, head_dim)
+        mixed_block = lax.optimization_barrier(mixed_block)
+        updated = (new_high, total * fade + weights.sum(-1), mixed * fade[..., None] + mixed_block)
+        return tuple(
+            lax.dynamic_update_slice_in_dim(part, new, first, 1)
+            for part, new in zip(carry, updated, strict=True)
+        )
+
+    shape = (kv_heads, chunk, group)
+    carry = (
+        jnp.full(shape, LOWEST, jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros((*shape, head_dim), jnp.float32),
+    )
+    _, total, mixed = lax.fori_loop(0, work.num_items, run_item, carry)
+    mixed = mixed / jnp.where(total > 0, total, 1)[..., None]
+    return mixed.swapaxes(0, 1).reshape(chunk, q_heads, head_dim)
