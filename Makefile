@@ -1,0 +1,45 @@
+# Every target sets up what it needs, from a bare clone on: .ci/bootstrap makes .venv.
+# ARGS goes to the command behind the target: make serve ARGS="--port=0", make test ARGS="-k fetch".
+
+MODEL := smollm2-135m-instruct
+ARGS :=
+BIN := .venv/bin
+
+.PHONY: help setup serve test test-full lint format proto clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup:  ## make .venv; quick when nothing changed
+	@.ci/bootstrap
+
+serve: setup  ## fetch the default model and serve it
+	$(BIN)/octavo fetch $(MODEL)
+	$(BIN)/octavo serve --model=$(MODEL) $(ARGS)
+
+test: setup  ## the default tests: about a minute
+	$(BIN)/pytest $(ARGS)
+
+test-full: setup  ## every test, the long ones included
+	$(BIN)/pytest -m "" $(ARGS)
+
+lint: setup  ## style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyrefly check
+
+format: setup  ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# protoc mirrors the virtual path octavo/server under the output folder; only there do the stubs
+# import each other as octavo.server.
+proto: setup  ## generate server/octavo_pb2* from server/octavo.proto
+	mkdir -p build/proto
+	$(BIN)/python -m grpc_tools.protoc -Ioctavo/server=server --python_out=build/proto \
+		--pyi_out=build/proto --grpc_python_out=build/proto octavo/server/octavo.proto
+	cp build/proto/octavo/server/octavo_pb2* server/
+
+clean:  ## remove everything that was made here; the model cache stays
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
