@@ -1,0 +1,119 @@
+"""GGUF files: every tensor type that the gguf library decodes, dequantised while loading."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from gguf import ReaderTensor, dequantize
+
+from .checkpoint_format import Checkpoint
+from .decoder import ParameterSpec
+from .gguf_metadata import ROPE_FREQS, open_gguf, read_metadata, read_model_config
+from .metadata import CheckpointError, check_token_ids
+from .stored_tensors import ShardingOf, StoredTensors, load_parameters
+
+_LAYER = "blk.{i}."
+_NAMES: dict[str, tuple[str, ...]] = {
+    "embedding": ("token_embd.weight",),
+    "layers.{i}.attention_norm": (_LAYER + "attn_norm.weight",),
+    "layers.{i}.qkv": (
+        _LAYER + "attn_q.weight",
+        _LAYER + "attn_k.weight",
+        _LAYER + "attn_v.weight",
+    ),
+    "layers.{i}.attention_output": (_LAYER + "attn_output.weight",),
+    "layers.{i}.mlp_norm": (_LAYER + "ffn_norm.weight",),
+    "layers.{i}.gate_up": (_LAYER + "ffn_gate.weight", _LAYER + "ffn_up.weight"),
+    "layers.{i}.down": (_LAYER + "ffn_down.weight",),
+    "final_norm": ("output_norm.weight",),
+    "head": ("output.weight",),
+}
+_EOS_KEYS = (
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.eom_token_id",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufCheckpoint(Checkpoint):
+    """An open GGUF file. It is its own tokenizer source.
+
+    Attributes:
+      tensors: What the file holds, by name; mapped, not read.
+    """
+
+    tensors: Mapping[str, ReaderTensor]
+
+    def load(
+        self, declared: Mapping[str, ParameterSpec], sharding_of: ShardingOf
+    ) -> dict[str, jax.Array]:
+        """See Checkpoint."""
+        stored = StoredTensors(
+            source=self.path,
+            names=_NAMES,
+            shapes=_shapes(self.tensors),
+            ignored=frozenset({ROPE_FREQS}),  # its content is in config.rope_scaling
+            read_rows=self._read_rows,
+        )
+        return load_parameters(stored, declared, sharding_of)
+
+    def _read_rows(self, name: str, rows: slice) -> np.ndarray:
+        tensor = self.tensors[name]
+        try:
+            values = dequantize(tensor.data[rows], tensor.tensor_type)
+        except NotImplementedError as error:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} has type {tensor.tensor_type.name}, "
+                "which cannot be decoded"
+            ) from error
+        if name.endswith((".attn_q.weight", ".attn_k.weight")):
+            return half_split_rows(values, self.config.head_dim)
+        return values
+
+
+def open_gguf_checkpoint(path: Path) -> GgufCheckpoint:
+    """Opens a GGUF file; raises CheckpointError if it is damaged or not supported."""
+    reader = open_gguf(path)
+    metadata = read_metadata(reader, path)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    config = read_model_config(metadata, reader, _shapes(tensors))
+    eos_token_ids = frozenset[int]().union(*(metadata.token_ids(key) for key in _EOS_KEYS))
+    bos_token_id = next(iter(metadata.token_ids("tokenizer.ggml.bos_token_id")), None)
+    check_token_ids(eos_token_ids, bos_token_id, config.vocab_size, path)
+    return GgufCheckpoint(
+        path=path,
+        config=config,
+        eos_token_ids=eos_token_ids,
+        bos_token_id=bos_token_id,
+        tokenizer_source=path,
+        tensors=tensors,
+    )
+
+
+def half_split_rows(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """Reorders query or key rows from interleaved to half-split rotary pairs.
+
+    llama.cpp rotates neighbours (0, 1), (2, 3), ...; the decoder, as Hugging Face, rotates i with
+    i + head_dim / 2. The converter to GGUF interleaved each head's halves; this undoes it.
+
+    Example: rows 0 1 2 3 of a head of four become 0 2 1 3.
+
+    Args:
+      rows: Whole heads of `head_dim` rows.
+      head_dim: Rows of one head.
+
+    Source: llama.cpp, convert_hf_to_gguf.py, LlamaModel.permute.
+    """
+    heads = rows.reshape(-1, head_dim // 2, 2, rows.shape[-1])
+    return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _shapes(tensors: Mapping[str, ReaderTensor]) -> dict[str, tuple[int, ...]]:
+    """Shapes in row-major order; the file lists the fastest dimension first."""
+    return {
+        name: tuple(int(size) for size in reversed(tensor.shape))
+        for name, tensor in tensors.items()
+    }
