@@ -5,6 +5,9 @@ from typing import Literal, get_args
 
 DType = Literal["bfloat16", "float32"]
 
+# Fields that None leaves to the model or to the machine.
+_OPTIONAL = ("max_num_batched_tokens", "max_model_len", "num_pages", "kv_cache_bytes")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -56,8 +59,13 @@ class EngineConfig:
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ValueError(f"{name} is {value}; it must be in [{low}, {high}]")
+            if value is None and name in _OPTIONAL:
+                continue
+            # bool is an int to Python, and `True` pages are a mistake.
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise ValueError(
+                    f"{name} is {value!r}; it must be a whole number in [{low}, {high}]"
+                )
         if self.num_pages is not None and self.kv_cache_bytes is not None:
             raise ValueError(
                 f"num_pages is {self.num_pages} and kv_cache_bytes is {self.kv_cache_bytes}; "

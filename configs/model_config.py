@@ -23,6 +23,18 @@ class RopeScaling:
     high_freq_factor: float
     original_max_position: int
 
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field, its value and the bound."""
+        _check_int("rope_scaling original_max_position", self.original_max_position)
+        _check_float("rope_scaling factor", self.factor, 1.0, 1e6)
+        _check_float("rope_scaling low_freq_factor", self.low_freq_factor, 1e-6, 1e6)
+        _check_float("rope_scaling high_freq_factor", self.high_freq_factor, 1e-6, 1e6)
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"rope_scaling high_freq_factor is {self.high_freq_factor}; it must exceed "
+                f"low_freq_factor, {self.low_freq_factor}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -61,13 +73,28 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Raises ValueError naming the field, its value and the bound."""
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and value < 1:
-                raise ValueError(f"model {field.name} is {value}; it must be at least 1")
+            if field.type is int:
+                _check_int(f"model {field.name}", getattr(self, field.name))
+        _check_float("model rope_theta", self.rope_theta, 1.0, 1e12)
+        _check_float("model rms_norm_eps", self.rms_norm_eps, 1e-12, 1.0)
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
                 f"model num_q_heads is {self.num_q_heads}; it must be a multiple of "
                 f"num_kv_heads, {self.num_kv_heads}"
             )
         if self.head_dim % 2:
-            raise ValueError(f"model head_dim is {self.head_dim}; rotary embedding needs it even")
+            raise ValueError(
+                f"model head_dim is {self.head_dim}; it must be even for the rotary embedding"
+            )
+
+
+def _check_int(name: str, value: int) -> None:
+    # bool is an int to Python, and a size of True is a mistake.
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number in [1, 2^31)")
+
+
+def _check_float(name: str, value: float, low: float, high: float) -> None:
+    # Written so that NaN fails.
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}; it must be in [{low}, {high}]")

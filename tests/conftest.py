@@ -1,7 +1,9 @@
 """Fixtures that several folders' tests share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 
 from octavo.configs.presets import DEFAULT_PRESET
@@ -12,3 +14,11 @@ from octavo.models.fetch import default_cache_dir, fetch
 def default_model_path() -> Path:
     """The default model's weights, fetched the way `octavo fetch` does, into the user's cache."""
     return fetch(DEFAULT_PRESET, default_cache_dir())
+
+
+@pytest.fixture
+def types_unchecked() -> Iterator[None]:
+    """Annotations are not checked, as in production: for tests of what wrong types run into."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
