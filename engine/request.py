@@ -127,7 +127,9 @@ class RequestState:
       request: What was asked for.
       max_tokens: Output tokens at most, the context limit included.
       stop_ids: Ids that end it: its own and, unless ignored, the model's end-of-sequence ids.
-      seed: Of its random numbers.
+      seed: Of its random numbers. Picked when the engine takes it, if the request brings none.
+      ordinal: How many requests the engine took before it. The one order of service: who waits,
+        who is admitted and who is preempted follow it, never the clock.
       output_token_ids: Output ids read so far.
       num_computed_tokens: Tokens of prompt + output whose KV dispatched steps have written.
       num_sampled: Output tokens sampled by dispatched steps, read or not.
@@ -137,14 +139,15 @@ class RequestState:
       generation: Grows with each slot insertion; tells late results of an earlier stay apart.
       page_ids: Its pages, in order.
       num_preemptions: How often it lost its slot.
-      in_flight: Dispatched steps that carry a sample for it and were not read.
+      num_prompt_logprobs: Prompt log-probabilities handed out so far.
       admitted_s, first_token_s: See Timings.
     """
 
     request: Request
     max_tokens: int
     stop_ids: tuple[int, ...]
-    seed: int
+    seed: int = 0
+    ordinal: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_sampled: int = 0
@@ -153,7 +156,7 @@ class RequestState:
     generation: int = 0
     page_ids: list[int] = field(default_factory=list)
     num_preemptions: int = 0
-    in_flight: int = 0
+    num_prompt_logprobs: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
 
@@ -161,6 +164,21 @@ class RequestState:
     def token_ids(self) -> list[int]:
         """Prompt and the outputs read so far."""
         return [*self.request.prompt_token_ids, *self.output_token_ids]
+
+    @property
+    def in_flight(self) -> int:
+        """Dispatched steps that carry a sample for it and were not read."""
+        return self.num_sampled - len(self.output_token_ids)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Its next tokens come from a prompt chunk, not from a decode row."""
+        return self.num_computed_tokens < self.prefill_end
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Tokens whose KV it can ever hold: the last token sampled is never fed back."""
+        return len(self.request.prompt_token_ids) + self.max_tokens - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,3 +224,35 @@ class Schedule:
     chunks: tuple[PrefillChunk, ...]
     page_entries: tuple[PageEntry, ...]
     preempted: tuple[RequestState, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """How busy an engine is, and what it did since it started.
+
+    Attributes:
+      num_queued: Requests that wait for a slot, preempted ones included.
+      num_running: Requests that have a slot, or whose last token is on its way.
+      num_pages: Pages that requests can hold; page 0 is not one of them.
+      num_free_pages: Those that nobody holds.
+      steps_total: Steps dispatched.
+      preemptions_total: Times a request lost its slot.
+      prompt_tokens_total: Prompt tokens of requests that got a slot, each counted once.
+      output_tokens_total: Output tokens read.
+      finished_total: Requests that ended, by reason.
+      progress_s: When a step was last completed, or work arrived at an idle engine. With requests
+        live and this long ago, the engine hangs.
+      failed: A step failed; nothing runs any more.
+    """
+
+    num_queued: int
+    num_running: int
+    num_pages: int
+    num_free_pages: int
+    steps_total: int
+    preemptions_total: int
+    prompt_tokens_total: int
+    output_tokens_total: int
+    finished_total: dict[FinishReason, int]
+    progress_s: float
+    failed: bool

@@ -1,0 +1,73 @@
+"""PagePool: which pages of the KV cache are free. Page numbers only; knows no requests. No JAX."""
+
+from collections.abc import Sequence
+
+
+class PagePool:
+    """Pages [1, num_pages), handed out and taken back in an order that depends on the calls alone.
+
+    Page 0 is never handed out: it stays zero on the device, and unused page-table entries point
+    at it. A page that is given back may be handed out at once, since device steps run in order.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        """Starts with every page free.
+
+        Args:
+          num_pages: Size of the pool, page 0 included.
+
+        Raises:
+          ValueError: num_pages leaves nothing beside page 0.
+        """
+        if num_pages < 2:
+            raise ValueError(f"num_pages is {num_pages}; it must be at least 2, page 0 is reserved")
+        self.num_pages = num_pages
+        # A stack, so that the page given back last, warm in the caches, goes out first.
+        self._free = list(range(num_pages - 1, 0, -1))
+        # Holders of each page: 0 or 1 until requests share the pages of a common prefix.
+        self._holders = [0] * num_pages
+
+    @property
+    def num_usable(self) -> int:
+        """Pages that can be held at all."""
+        return self.num_pages - 1
+
+    @property
+    def num_free(self) -> int:
+        """Pages that nobody holds."""
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Hands out `count` pages.
+
+        Raises:
+          ValueError: fewer are free. Nothing was handed out.
+        """
+        if not 0 <= count <= self.num_free:
+            raise ValueError(
+                f"count is {count}; it must be in [0, {self.num_free}], the free pages"
+            )
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._holders[page] += 1
+        return pages
+
+    def free(self, pages: Sequence[int]) -> None:
+        """Takes pages back.
+
+        Raises:
+          ValueError: one of them is not held; pages before it were taken back.
+        """
+        for page in reversed(pages):
+            if not 0 < page < self.num_pages or self._holders[page] == 0:
+                raise ValueError(f"page is {page}; it must be one that is held")
+            self._holders[page] -= 1
+            self._free.append(page)
+
+    def check(self) -> None:
+        """Asserts that every page but page 0 is either free, once, or held."""
+        free = set(self._free)
+        assert len(free) == len(self._free), "a page is free twice"
+        held = {page for page, holders in enumerate(self._holders) if holders}
+        assert not free & held, f"pages {sorted(free & held)} are free and held"
+        assert free | held == set(range(1, self.num_pages)), "a page is lost, or page 0 is in use"
