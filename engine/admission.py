@@ -189,12 +189,13 @@ def _check_sampling(sampling: SamplingParams) -> None:
     _require(
         "temperature",
         temperature,
-        _is_number(temperature, 0, 0) or _is_number(temperature, MIN_TEMPERATURE, MAX_TEMPERATURE),
+        _is_number(temperature, 0.0, 0.0)
+        or _is_number(temperature, MIN_TEMPERATURE, MAX_TEMPERATURE),
         f"0 or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]",
     )
     _require("top_k", sampling.top_k, _is_int(sampling.top_k, -1, 2**31 - 1), "in [-1, 2**31)")
-    _require("top_p", top_p, _is_number(top_p, 0, 1) and top_p > 0, "in (0, 1]")
-    _require("min_p", min_p, _is_number(min_p, 0, 1), "in [0, 1]")
+    _require("top_p", top_p, _is_number(top_p, 0.0, 1.0) and top_p > 0, "in (0, 1]")
+    _require("min_p", min_p, _is_number(min_p, 0.0, 1.0), "in [0, 1]")
     if sampling.seed is not None:
         _require("seed", sampling.seed, _is_int(sampling.seed, 0, 2**64 - 1), "in [0, 2**64)")
     for name in ("ignore_eos", "logprobs", "prompt_logprobs"):

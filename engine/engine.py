@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from .step_shapes import StepKey, StepShapes
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Runs steps on the device, in the order in which they are dispatched."""
 

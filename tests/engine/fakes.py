@@ -1,0 +1,300 @@
+"""A device without a model, the naive run to compare with, and an engine of small sizes.
+
+`FakeExecutor` decodes the real upload and keeps what the device keeps: page tables, and pages that
+hold token ids in place of keys and values. The next token is a hash of the whole history *read
+back through the page table*, so a wrong page, chunk order, insertion or preemption becomes a wrong
+token, and mostly an assertion before that.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from octavo.configs.engine_config import EngineConfig
+from octavo.engine import packing
+from octavo.engine.admission import EngineLimits, admit
+from octavo.engine.engine import Engine
+from octavo.engine.packing import UploadLayout
+from octavo.engine.request import FinishReason, Request, RequestOutput, SamplingParams
+from octavo.engine.step_shapes import StepKey
+
+VOCAB_SIZE = 40
+EOS = 7
+_EMPTY = -5  # what a position of a page holds before it is written
+
+
+def _hash(*numbers: int) -> int:
+    digest = hashlib.blake2b(np.array(numbers, np.uint64).tobytes(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
+
+
+def next_token(history: Sequence[int], seed: int | None) -> int:
+    """What the fake model says after `history`; `seed` counts unless it is None (greedy)."""
+    return _hash(*history, 0 if seed is None else seed % 2**63 + 1) % VOCAB_SIZE
+
+
+def logprob_of(history: Sequence[int], token: int) -> float:
+    """Exact in float32, and different for every history."""
+    return -float(_hash(*history, token) % 4096) / 64
+
+
+class FakeExecutor:
+    """Runs steps at once when they are dispatched; `log` says in which order the host came.
+
+    Attributes:
+      log: ("dispatch" | "fetch", number of the step).
+      keys: Of each step.
+      fail_dispatch, fail_fetch: Numbers of steps that raise.
+    """
+
+    def __init__(self, config: EngineConfig, limits: EngineLimits) -> None:
+        columns = -(-(limits.max_model_len - 1) // config.page_size)
+        self.config = config
+        self.log: list[tuple[str, int]] = []
+        self.keys: list[StepKey] = []
+        self.fail_dispatch: set[int] = set()
+        self.fail_fetch: set[int] = set()
+        self._pages = np.full((limits.num_pages, config.page_size), _EMPTY)
+        self._owners: list[tuple[int, int] | None] = [None] * limits.num_pages
+        self._slots = [_Slot(columns) for _ in range(config.max_num_seqs)]
+
+    def dispatch(self, key: StepKey, packed: np.ndarray) -> tuple[int, np.ndarray]:
+        number = len(self.keys)
+        self.log.append(("dispatch", number))
+        self.keys.append(key)
+        if number in self.fail_dispatch:
+            raise RuntimeError("secret details of the device")
+        layout = UploadLayout(
+            key, self.config.max_num_seqs, self.config.page_size, self.config.max_stop_ids
+        )
+        assert packed.shape == (layout.size,)
+        assert packed.dtype == np.int32
+        return number, self._run(key, layout.split(packed.copy()))
+
+    def fetch(self, result: tuple[int, np.ndarray]) -> np.ndarray:
+        number, download = result
+        self.log.append(("fetch", number))
+        if number in self.fail_fetch:
+            raise RuntimeError("secret details of the device")
+        return download
+
+    def _run(self, key: StepKey, part: dict[str, np.ndarray]) -> np.ndarray:
+        num_slots = len(self._slots)
+        used = {}  # rows of each part that are not padding
+        for name in ("slot_rows", "page_entries", "segments"):
+            slots = part[name][:, 0]
+            used[name] = part[name][slots < num_slots]
+            padding = slots[slots >= num_slots]
+            assert len(set(padding.tolist())) == len(padding), f"padding of {name} is not unique"
+        decode_slots = part["decode_slots"].tolist()
+        assert len(set(decode_slots)) == len(decode_slots), "a slot has two decode rows"
+        segment_slots = used["segments"][:, packing.SEGMENT_SLOT].tolist()
+        assert len(set(segment_slots)) == len(segment_slots), "a slot has two segments"
+        assert not set(segment_slots) & set(decode_slots), "a slot decodes and prefills"
+
+        for row in used["slot_rows"].tolist():
+            assert row[packing.SLOT] in segment_slots, "an insert without a chunk"
+            self._slots[row[packing.SLOT]].insert(row)
+        for slot, column, page in used["page_entries"].tolist():
+            self._assign(slot, column, page)
+
+        samples = np.zeros((key.samples, packing.SAMPLE_COLUMNS), np.int32)
+        for at, slot_id in enumerate(decode_slots):
+            if slot_id < num_slots and self._slots[slot_id].active:
+                slot = self._slots[slot_id]
+                self._write(slot_id, [slot.token])
+                samples[at] = self._sample(slot_id)
+        chunk_logprobs = np.zeros(key.chunk, np.float32)
+        at = 0
+        for index, (slot_id, start, length, is_last) in enumerate(used["segments"].tolist()):
+            slot = self._slots[slot_id]
+            assert not slot.active, "a chunk for a request that decodes"
+            assert start == slot.kv_len, "a chunk out of order"
+            assert length > 0
+            assert at + length <= key.chunk, "more chunk tokens than the key has"
+            for offset in range(length):
+                self._write(slot_id, part["chunk_tokens"][at + offset : at + offset + 1].tolist())
+                target = int(part["chunk_targets"][at + offset])
+                if target != packing.NO_TOKEN:
+                    chunk_logprobs[at + offset] = logprob_of(self._history(slot_id), target)
+            if is_last:
+                samples[key.rows + index] = self._sample(slot_id)
+            at += length
+        return np.concatenate([samples.reshape(-1), chunk_logprobs.view(np.int32)])
+
+    def _assign(self, slot_id: int, column: int, page: int) -> None:
+        slot = self._slots[slot_id]
+        assert 0 < page < len(self._owners), f"page {page} does not exist or is reserved"
+        assert column < len(slot.page_table), "more pages than the table has columns"
+        assert slot.page_table[column] == 0, "a column is set twice"
+        assert column == 0 or slot.page_table[column - 1] != 0, "a column is skipped"
+        slot.page_table[column] = page
+        self._owners[page] = slot_id, slot.stay
+        self._pages[page] = _EMPTY
+
+    def _write(self, slot_id: int, tokens: list[int]) -> None:
+        slot = self._slots[slot_id]
+        for token in tokens:
+            column, offset = divmod(slot.kv_len, self.config.page_size)
+            page = self._own_page(slot_id, column)
+            assert self._pages[page, offset] == _EMPTY, "a position is written twice"
+            self._pages[page, offset] = token
+            slot.kv_len += 1
+
+    def _history(self, slot_id: int) -> list[int]:
+        slot, size = self._slots[slot_id], self.config.page_size
+        pages = [self._own_page(slot_id, column) for column in range(-(-slot.kv_len // size))]
+        history = self._pages[pages].reshape(-1)[: slot.kv_len].tolist()
+        assert _EMPTY not in history, "a position is read that was not written"
+        return history
+
+    def _own_page(self, slot_id: int, column: int) -> int:
+        slot = self._slots[slot_id]
+        page = slot.page_table[column]
+        assert page != 0, "a row uses a page that it was not given"
+        assert self._owners[page] == (slot_id, slot.stay), "a live slot's page was given away"
+        return page
+
+    def _sample(self, slot_id: int) -> tuple[int, int, int]:
+        slot = self._slots[slot_id]
+        history = self._history(slot_id)
+        token = next_token(history, slot.seed)
+        status = packing.VALID
+        if token in slot.stop_ids:
+            status |= packing.STOPPED
+        slot.remaining -= 1
+        if slot.remaining == 0:
+            status |= packing.EXHAUSTED
+        slot.token, slot.active = token, status == packing.VALID
+        logprob = logprob_of(history, token) if slot.logprobs else 0.0
+        return token, status, packing.float_bits(logprob)
+
+
+@dataclass
+class _Slot:
+    """One row of device state; `stay` counts the requests that have had it."""
+
+    num_columns: int
+    stay: int = 0
+    page_table: list[int] = field(default_factory=list)
+    kv_len: int = 0
+    token: int = 0
+    active: bool = False
+    remaining: int = 0
+    seed: int | None = None
+    stop_ids: tuple[int, ...] = ()
+    logprobs: bool = False
+
+    def insert(self, row: list[int]) -> None:
+        self.stay += 1
+        self.page_table = [0] * self.num_columns
+        self.kv_len, self.token, self.active = 0, 0, False
+        self.remaining = row[packing.REMAINING]
+        low, high = (row[at] % 2**32 for at in (packing.SEED_LOW, packing.SEED_HIGH))
+        self.seed = None if row[packing.TEMPERATURE] == 0 else low | high << 32
+        self.stop_ids = tuple(row[packing.STOP_IDS :])
+        self.logprobs = bool(row[packing.LOGPROBS])
+
+
+class Clock:
+    """Moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def small_config(**changes: object) -> EngineConfig:
+    """Four slots, chunks of 8 tokens, pages of 4."""
+    values = {"max_num_seqs": 4, "prefill_chunk_tokens": 8, "page_size": 4, "max_stop_ids": 4}
+    return EngineConfig(**(values | changes))
+
+
+def limits_for(config: EngineConfig, num_pages: int, max_model_len: int = 10_000) -> EngineLimits:
+    return EngineLimits(
+        vocab_size=VOCAB_SIZE,
+        max_model_len=min(max_model_len, (num_pages - 1) * config.page_size + 1),
+        num_pages=num_pages,
+        eos_token_ids=(EOS,),
+    )
+
+
+def fake_engine(
+    config: EngineConfig | None = None, num_pages: int = 65, clock: Clock | None = None
+) -> tuple[Engine, FakeExecutor]:
+    config = config or small_config()
+    limits = limits_for(config, num_pages)
+    executor = FakeExecutor(config, limits)
+    return Engine(config, limits, executor, clock or Clock()), executor
+
+
+def request(
+    request_id: str,
+    prompt: Sequence[int] = (1, 2, 3),
+    *,
+    arrival_s: float = 0.0,
+    deadline_s: float | None = None,
+    **sampling: object,
+) -> Request:
+    """Greedy and without EOS unless said otherwise."""
+    values = {"temperature": 0.0, "ignore_eos": True} | sampling
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        sampling=SamplingParams(**values),
+        arrival_s=arrival_s,
+        deadline_s=deadline_s,
+    )
+
+
+@dataclass
+class Answer:
+    """What a request brought in all."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+def collect(outputs: Sequence[RequestOutput], answers: dict[str, Answer]) -> None:
+    """Adds deltas to the answers, and holds them to the rules of RequestOutput."""
+    for output in outputs:
+        answer = answers.setdefault(output.request_id, Answer())
+        assert answer.finish_reason is None, "an output after the last"
+        assert not (output.prompt_logprobs and answer.token_ids), "prompt after output"
+        answer.token_ids += output.token_ids
+        answer.logprobs += output.logprobs
+        answer.prompt_logprobs += output.prompt_logprobs
+        answer.finish_reason = output.finish_reason
+        answer.stop_token_id = output.stop_token_id
+        assert (output.timings is not None) == (output.finish_reason is not None)
+        assert output.token_ids or output.prompt_logprobs or output.finish_reason is not None
+
+
+def run_alone(request: Request, config: EngineConfig, limits: EngineLimits) -> Answer:
+    """The naive run: no pages, no chunks, no batch. For requests that bring a seed or are greedy."""
+    state = admit(request, config, limits)
+    sampling, prompt = request.sampling, request.prompt_token_ids
+    seed = None if sampling.temperature == 0 else state.seed
+    answer = Answer()
+    if sampling.prompt_logprobs:
+        answer.prompt_logprobs = [
+            logprob_of(prompt[:end], prompt[end]) for end in range(1, len(prompt))
+        ]
+    history = list(prompt)
+    while answer.finish_reason is None:
+        token = next_token(history, seed)
+        answer.token_ids.append(token)
+        if sampling.logprobs:
+            answer.logprobs.append(logprob_of(history, token))
+        if token in state.stop_ids:
+            answer.finish_reason, answer.stop_token_id = FinishReason.STOP, token
+        elif len(answer.token_ids) == state.max_tokens:
+            answer.finish_reason = FinishReason.LENGTH
+        history.append(token)
+    return answer
