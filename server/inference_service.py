@@ -1,0 +1,149 @@
+"""octavo.v1.Inference: accepts or refuses requests, and answers for the tokenizer."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+
+from ..engine.admission import EngineUnavailable, InvalidRequest, Overloaded
+from ..engine.request import FinishReason, Request
+from . import octavo_pb2 as pb
+from .concurrency import ConcurrencyGate
+from .conversion import field_path, sampling_params
+from .lifecycle import Lifecycle
+from .prompts import prompt_token_ids
+from .reply import Reply
+from .served_model import ServedModel
+from .status import CallContext, Refusal, invalid, refusals_end_call
+from .streams import StreamRouter
+
+
+class InferenceService:
+    """The handlers; all run on the event loop, which none of them blocks."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        router: StreamRouter,
+        gate: ConcurrencyGate,
+        *,
+        clock: Callable[[], float],
+        new_request_id: Callable[[], str],
+    ) -> None:
+        """Shares its parts with the server.
+
+        Args:
+          lifecycle: Says which model takes requests, if any does.
+          router: Where the engine's outputs arrive.
+          gate: Bounds the calls of this service.
+          clock: Seconds; the engine's monotonic clock.
+          new_request_id: Names requests whose client gave no id.
+        """
+        self._lifecycle = lifecycle
+        self._router = router
+        self._gate = gate
+        self._clock = clock
+        self._new_request_id = new_request_id
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: CallContext[pb.GenerateEvent]
+    ) -> None:
+        """Refuses by status before anything ran, or accepts and streams to the terminal event."""
+        arrival_s = self._clock()
+        async with refusals_end_call(context):
+            with self._gate.enter():
+                model = self._lifecycle.model_for(request.model)
+                deadline_s = _deadline_s(context, arrival_s)
+                request_id = request.request_id or self._new_request_id()
+                stream = self._router.open(request_id)
+                try:
+                    accepted = Request(
+                        request_id=request_id,
+                        prompt_token_ids=tuple(await prompt_token_ids(request, model)),
+                        sampling=sampling_params(request.sampling, request.response),
+                        arrival_s=arrival_s,
+                        deadline_s=deadline_s,
+                    )
+                    _submit(model, accepted, request)
+                    stream.is_submitted = True
+                    reply = Reply(
+                        context,
+                        stream,
+                        model.codec.stream_decoder(
+                            accepted.prompt_token_ids,
+                            skip_special_tokens=_or_true(request.response, "skip_special_tokens"),
+                        ),
+                        request_id=request_id,
+                        num_prompt_tokens=len(accepted.prompt_token_ids),
+                    )
+                    await reply.send()
+                finally:
+                    # A client that went away ends up here by CancelledError, which goes on up:
+                    # swallowed, it leaks memory in grpc (https://github.com/grpc/grpc/issues/43360).
+                    if self._router.close(request_id):
+                        is_late = deadline_s is not None and self._clock() >= deadline_s
+                        reason = FinishReason.DEADLINE if is_late else FinishReason.CANCELLED
+                        model.engine.abort(request_id, reason)
+
+    async def Tokenize(
+        self, request: pb.TokenizeRequest, context: CallContext[pb.TokenizeResponse]
+    ) -> pb.TokenizeResponse:
+        """The ids that Generate would run for the same input."""
+        async with refusals_end_call(context):
+            with self._gate.enter():
+                model = self._lifecycle.model_for(request.model)
+                return pb.TokenizeResponse(token_ids=await prompt_token_ids(request, model))
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: CallContext[pb.DetokenizeResponse]
+    ) -> pb.DetokenizeResponse:
+        """The text of ids."""
+        async with refusals_end_call(context):
+            with self._gate.enter():
+                model = self._lifecycle.model_for(request.model)
+                skip_special_tokens = _or_true(request, "skip_special_tokens")
+                text = await asyncio.to_thread(
+                    _decode, model, request.token_ids, skip_special_tokens
+                )
+                return pb.DetokenizeResponse(text=text)
+
+
+def _deadline_s(context: CallContext[pb.GenerateEvent], now_s: float) -> float | None:
+    """The call's deadline on the engine's clock; raises Refusal if it has passed."""
+    remaining_s = context.time_remaining()
+    if remaining_s is None:
+        return None
+    if remaining_s <= 0:
+        raise Refusal(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "DEADLINE_PASSED",
+            "the deadline had passed when the request arrived",
+        )
+    return now_s + remaining_s
+
+
+def _submit(model: ServedModel, accepted: Request, request: pb.GenerateRequest) -> None:
+    """Hands the request to the engine; its refusals become ours."""
+    try:
+        model.engine.submit(accepted)
+    except InvalidRequest as error:
+        raise invalid(field_path(error.field, request), str(error)) from error
+    except Overloaded as error:
+        raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", str(error)) from error
+    except EngineUnavailable as error:
+        raise Refusal(grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED", str(error)) from error
+
+
+def _decode(model: ServedModel, token_ids: pb.TokenIds, skip_special_tokens: bool) -> str:
+    """The text of ids that are all in the vocabulary; raises Refusal for any other."""
+    for token_id in token_ids.ids:
+        if not 0 <= token_id < model.vocab_size:
+            raise invalid(
+                "token_ids", f"token_ids has {token_id}; ids must be in [0, {model.vocab_size})"
+            )
+    return model.codec.decode(token_ids.ids, skip_special_tokens=skip_special_tokens)
+
+
+def _or_true(message: pb.ResponseOptions | pb.DetokenizeRequest, field: str) -> bool:
+    """An optional boolean whose absence means true."""
+    return getattr(message, field) if message.HasField(field) else True

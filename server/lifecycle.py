@@ -1,0 +1,94 @@
+"""Where a server is in its life (loading, ready, draining), for requests and for health checks.
+
+Health services, by name: "" and octavo.v1.Inference say whether requests are taken; "liveness"
+says that the process answers, and is SERVING from the first moment to the last.
+"""
+
+import enum
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from .served_model import ServedModel
+from .status import Refusal
+
+INFERENCE_SERVICE = "octavo.v1.Inference"
+CONTROL_SERVICE = "octavo.v1.Control"
+LIVENESS = "liveness"
+
+_READINESS = ("", INFERENCE_SERVICE)
+
+
+class ServerState(enum.Enum):
+    """The states, in the order in which they come."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Lifecycle:
+    """The state of one server. Used from the event loop alone.
+
+    Attributes:
+      state: Where it is.
+      stage: What it is doing while it loads.
+      health: The health service that tells.
+    """
+
+    def __init__(self) -> None:
+        """A server that starts to load; call `begin` on the loop before it takes calls."""
+        self.state = ServerState.LOADING
+        self.stage = "starting"
+        self.health = health.aio.HealthServicer()
+        self._model: ServedModel | None = None
+
+    async def begin(self) -> None:
+        """Publishes that the process lives and is not ready."""
+        await self._publish(is_serving=False)
+        await self.health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+
+    async def set_ready(self, model: ServedModel) -> None:
+        """From here on requests are taken, unless a drain has begun."""
+        self._model = model
+        self.stage = ""
+        if self.state is ServerState.LOADING:
+            self.state = ServerState.READY
+            await self._publish(is_serving=True)
+
+    async def set_draining(self) -> None:
+        """From here on new requests are refused; there is no way back."""
+        self.state = ServerState.DRAINING
+        await self._publish(is_serving=False)
+
+    @property
+    def loaded_model(self) -> ServedModel:
+        """The model, which may be draining; raises Refusal while it loads."""
+        if self._model is None:
+            raise Refusal(
+                grpc.StatusCode.UNAVAILABLE, "LOADING", f"the model is not loaded yet: {self.stage}"
+            )
+        return self._model
+
+    def model_for(self, name: str) -> ServedModel:
+        """The model that new requests for `name` run on; an empty name is whatever is served.
+
+        Raises:
+          Refusal: UNAVAILABLE while loading or draining, NOT_FOUND for another name.
+        """
+        if self.state is ServerState.DRAINING:
+            raise Refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING", "the server is shutting down")
+        model = self.loaded_model
+        if name not in ("", model.name):
+            raise Refusal(
+                grpc.StatusCode.NOT_FOUND,
+                "UNKNOWN_MODEL",
+                f"model is {name!r}; this server has {model.name!r}",
+                field="model",
+            )
+        return model
+
+    async def _publish(self, *, is_serving: bool) -> None:
+        response = health_pb2.HealthCheckResponse
+        for service in _READINESS:
+            await self.health.set(service, response.SERVING if is_serving else response.NOT_SERVING)

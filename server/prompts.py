@@ -1,0 +1,71 @@
+"""The three forms of a prompt on the wire (text, ids, chat) to token ids."""
+
+import asyncio
+from collections.abc import Callable
+
+from . import octavo_pb2 as pb
+from .served_model import ServedModel
+from .status import invalid
+
+INLINE_CHARACTERS = 2048
+"""Longer texts are tokenised in a thread. At a few characters per microsecond, this many hold up no
+other stream for long."""
+
+
+async def prompt_token_ids(
+    request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel
+) -> list[int]:
+    """The ids of the request's input, whichever form it has.
+
+    Raises:
+      Refusal: No input, ids beyond the context limit, or a chat that the template refuses.
+    """
+    kind = request.WhichOneof("input")
+    if kind is None:
+        raise invalid("input", "the request has no input; give text, token_ids or chat")
+    if kind != "text" and request.HasField("add_special_tokens"):
+        raise invalid("add_special_tokens", f"add_special_tokens goes with text, not with {kind}")
+    if isinstance(request, pb.GenerateRequest) and kind == "token_ids":
+        # Sixteen MiB hold many millions of ids: look at the count before touching each.
+        if len(request.token_ids.ids) >= model.max_model_len:
+            raise invalid(
+                "token_ids",
+                f"token_ids has {len(request.token_ids.ids)} ids; it must have fewer than "
+                f"max_model_len, {model.max_model_len}, to leave room for output",
+            )
+        return list(request.token_ids.ids)
+    if kind == "text":
+        return await _text_ids(request, model)
+    return await _chat_ids(request, model)
+
+
+async def _text_ids(
+    request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel
+) -> list[int]:
+    text = request.text
+    add = request.add_special_tokens if request.HasField("add_special_tokens") else True
+    return await _off_loop_if_long(
+        len(text), lambda: model.codec.encode(text, add_special_tokens=add)
+    )
+
+
+async def _chat_ids(
+    request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel
+) -> list[int]:
+    if not model.codec.has_chat_template:
+        raise invalid("chat", f"model {model.name} has no chat template; give text or token_ids")
+    turns = [(message.role, message.content) for message in request.chat.messages]
+    if not turns:
+        raise invalid("chat.messages", "chat.messages is empty; it must have at least 1 message")
+    try:
+        return await _off_loop_if_long(
+            sum(len(content) for _, content in turns), lambda: model.codec.encode_chat(turns)
+        )
+    except ValueError as error:
+        raise invalid("chat.messages", str(error)) from error
+
+
+async def _off_loop_if_long(num_characters: int, encode: Callable[[], list[int]]) -> list[int]:
+    if num_characters <= INLINE_CHARACTERS:
+        return encode()
+    return await asyncio.to_thread(encode)

@@ -1,0 +1,101 @@
+"""What the services know of a loaded model: facts, an engine to submit to, and its text side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from ..engine.request import FinishReason, Load, Request
+
+
+@runtime_checkable
+class EngineClient(Protocol):
+    """The engine as front ends see it: plain records in; results arrive at `on_outputs`.
+
+    All methods return at once and may be called from any thread.
+    """
+
+    def submit(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+          InvalidRequest: It can never run.
+          Overloaded: It cannot run now.
+        """
+
+    def abort(self, request_id: str, reason: FinishReason) -> None:
+        """Ends a request in the next step; nothing happens if there is none with this id."""
+
+    def load(self) -> Load:
+        """How busy it is now."""
+
+    def stop(self) -> None:
+        """Ends the engine and whatever it still runs."""
+
+
+@runtime_checkable
+class StreamDecoder(Protocol):
+    """Output ids to text, piece by piece."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these ids complete; a character still in the making is held back."""
+
+    def flush(self) -> str:
+        """What was held back, at the end."""
+
+
+@runtime_checkable
+class TextCodec(Protocol):
+    """Text to token ids and back, for one model."""
+
+    has_chat_template: bool
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The ids of a text."""
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """The ids of a prompt for the next answer to a conversation of (role, content) turns.
+
+        Raises:
+          ValueError: The template refuses the conversation.
+        """
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of ids; bytes that are not UTF-8 become U+FFFD."""
+
+    def stream_decoder(
+        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool
+    ) -> StreamDecoder:
+        """A decoder for the output that follows this prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """One loaded model.
+
+    Attributes:
+      name: What clients call it.
+      engine: Runs its requests.
+      codec: Its tokenizer and chat template.
+      vocab_size: Valid token ids are [0, vocab_size).
+      max_model_len: Most tokens of one request, prompt and output together.
+      eos_token_ids: Ids that end an output by themselves.
+      dtype: Of weights and KV pages.
+      device: What it runs on: cpu, gpu or tpu.
+      max_num_seqs: Requests that run at once.
+      num_pages: Pages of the KV pool.
+      page_size: Tokens per page.
+      compile_s: Seconds that compiling took.
+    """
+
+    name: str
+    engine: EngineClient
+    codec: TextCodec
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    max_num_seqs: int
+    num_pages: int
+    page_size: int
+    compile_s: float

@@ -1,0 +1,87 @@
+"""Refusals: why a call ends with a status other than OK, in the form gRPC clients can act on."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn, Protocol, runtime_checkable
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.code_pb2 import Code
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+ERROR_DOMAIN = "octavo"
+
+
+@runtime_checkable
+class CallContext[Response](Protocol):
+    """What handlers use of grpc.aio's context, whose own class is private."""
+
+    async def write(self, message: Response) -> None:
+        """Sends one message; returns when the transport took it."""
+
+    async def abort_with_status(self, status: grpc.Status) -> NoReturn:
+        """Ends the call with this status, by raising."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client's deadline, None without one."""
+
+
+class Refusal(Exception):
+    """A call that is refused before anything ran for it.
+
+    Attributes:
+      code: The gRPC status code.
+      reason: One word in capitals for programs, such as QUEUE_FULL.
+      message: One sentence for people.
+      field: Path of the request's field that is at fault, or None.
+      retry_after_s: When to try again, where that can be computed; None where it cannot.
+    """
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        reason: str,
+        message: str,
+        *,
+        field: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        """See the attributes."""
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.field = field
+        self.retry_after_s = retry_after_s
+
+    def to_status(self) -> grpc.Status:
+        """The status with its google.rpc details.
+
+        Source: https://google.aip.dev/193 and google/rpc/error_details.proto.
+        """
+        status = Status(code=Code.Value(self.code.name), message=self.message)
+        status.details.add().Pack(ErrorInfo(reason=self.reason, domain=ERROR_DOMAIN))
+        if self.field is not None:
+            violation = BadRequest.FieldViolation(field=self.field, description=self.message)
+            status.details.add().Pack(BadRequest(field_violations=[violation]))
+        if self.retry_after_s is not None:
+            delay = Duration()
+            delay.FromNanoseconds(round(self.retry_after_s * 1e9))
+            status.details.add().Pack(RetryInfo(retry_delay=delay))
+        return rpc_status.to_status(status)
+
+
+def invalid(field: str, message: str) -> Refusal:
+    """The refusal of a request whose `field` can never be right."""
+    return Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", message, field=field)
+
+
+@asynccontextmanager
+async def refusals_end_call(context: CallContext[Any]) -> AsyncGenerator[None]:
+    """Turns a Refusal raised inside into the status of the call."""
+    try:
+        yield
+    except Refusal as refusal:
+        await context.abort_with_status(refusal.to_status())

@@ -1,0 +1,221 @@
+"""A model without weights: bytes as tokens, and an engine that repeats the prompt.
+
+The checks at submit are the engine's own (engine.admission); time and steps are the test's.
+"""
+
+import codecs
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from octavo.configs.engine_config import EngineConfig
+from octavo.engine.admission import EngineLimits, admit, check_room
+from octavo.engine.request import FinishReason, Load, Request, RequestOutput, RequestState, Timings
+from octavo.server.served_model import ServedModel
+
+EOS = 256
+VOCAB_SIZE = 258
+MAX_MODEL_LEN = 4096
+
+OnOutputs = Callable[[list[RequestOutput]], None]
+
+
+class FakeEngine:
+    """Each step brings every running request `tokens_per_step` more tokens of its own prompt."""
+
+    def __init__(
+        self,
+        on_outputs: OnOutputs,
+        *,
+        max_num_seqs: int = 8,
+        max_num_queued: int = 8,
+        tokens_per_step: int = 1,
+    ) -> None:
+        self.submitted: list[Request] = []
+        self.aborted: list[tuple[str, FinishReason]] = []
+        self.errors: dict[str, str] = {}
+        self.num_steps = 0
+        self.failed = False
+        self.progress_s = 0.0
+        self.is_stopped = False
+        self._on_outputs = on_outputs
+        self._tokens_per_step = tokens_per_step
+        self._config = EngineConfig(max_num_seqs=max_num_seqs, max_num_queued=max_num_queued)
+        self._limits = EngineLimits(
+            vocab_size=VOCAB_SIZE,
+            max_model_len=MAX_MODEL_LEN,
+            num_pages=1024,
+            eos_token_ids=(EOS,),
+        )
+        self._live: dict[str, RequestState] = {}
+        self._ending: dict[str, FinishReason] = {}
+        self._lock = threading.Lock()
+
+    def submit(self, request: Request) -> None:
+        with self._lock:
+            state = admit(request, self._config, self._limits)
+            check_room(request.request_id, self._live, self._config)
+            self._live[request.request_id] = state
+            self.submitted.append(request)
+
+    def abort(self, request_id: str, reason: FinishReason) -> None:
+        with self._lock:
+            self.aborted.append((request_id, reason))
+            self._ending[request_id] = reason
+
+    def load(self) -> Load:
+        num_running = min(len(self._live), self._config.max_num_seqs)
+        return Load(
+            num_running=num_running,
+            num_queued=len(self._live) - num_running,
+            num_pages=1023,
+            num_free_pages=1023 - len(self._live),
+            steps_total=self.num_steps,
+            preemptions_total=0,
+            prompt_tokens_total=sum(len(request.prompt_token_ids) for request in self.submitted),
+            output_tokens_total=0,
+            finished_total={},
+            progress_s=self.progress_s,
+            failed=self.failed,
+        )
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def step(self, num_steps: int = 1) -> None:
+        for _ in range(num_steps):
+            self.num_steps += 1
+            with self._lock:
+                states = list(self._live.values())
+                outputs = [
+                    self._advance(state, is_running=index < self._config.max_num_seqs)
+                    for index, state in enumerate(states)
+                ]
+                outputs = [output for output in outputs if output is not None]
+            if outputs:
+                self._on_outputs(outputs)
+
+    def _advance(self, state: RequestState, *, is_running: bool) -> RequestOutput | None:
+        request, sampling = state.request, state.request.sampling
+        request_id = request.request_id
+        ending = self._ending.pop(request_id, None)
+        if ending is not None or request_id in self.errors:
+            return self._end(state, (), ending or FinishReason.ERROR)
+        if not is_running:
+            return None
+        new: list[int] = []
+        reason = None
+        prompt_logprobs = ()
+        if sampling.prompt_logprobs and not state.output_token_ids:
+            prompt_logprobs = tuple(-float(i) for i in range(1, len(request.prompt_token_ids)))
+        while len(new) < self._tokens_per_step and reason is None:
+            prompt = request.prompt_token_ids
+            token_id = prompt[len(state.output_token_ids) % len(prompt)]
+            state.output_token_ids.append(token_id)
+            new.append(token_id)
+            if token_id in state.stop_ids:
+                reason = FinishReason.STOP
+            elif len(state.output_token_ids) >= state.max_tokens:
+                reason = FinishReason.LENGTH
+        if reason is not None:
+            return self._end(state, tuple(new), reason, prompt_logprobs)
+        return RequestOutput(
+            request_id=request_id,
+            token_ids=tuple(new),
+            logprobs=_logprobs(state, len(new)),
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _end(
+        self,
+        state: RequestState,
+        new: tuple[int, ...],
+        reason: FinishReason,
+        prompt_logprobs: tuple[float, ...] = (),
+    ) -> RequestOutput:
+        request = state.request
+        del self._live[request.request_id]
+        arrival_s = request.arrival_s
+        return RequestOutput(
+            request_id=request.request_id,
+            token_ids=new,
+            logprobs=_logprobs(state, len(new)),
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=reason,
+            stop_token_id=new[-1] if reason is FinishReason.STOP else None,
+            error=self.errors.get(request.request_id),
+            num_preemptions=3,
+            timings=Timings(
+                arrival_s=arrival_s,
+                admitted_s=arrival_s + 0.25,
+                first_token_s=arrival_s + 0.5 if state.output_token_ids else None,
+                finished_s=arrival_s + 1,
+            ),
+        )
+
+
+def _logprobs(state: RequestState, num_new: int) -> tuple[float, ...]:
+    """Minus the output position, so that a lost or swapped one shows."""
+    if not state.request.sampling.logprobs:
+        return ()
+    end = len(state.output_token_ids)
+    return tuple(-float(position) for position in range(end - num_new, end))
+
+
+class ByteCodec:
+    """Ids 0 to 255 are bytes, 256 ends a text, 257 starts one."""
+
+    has_chat_template = True
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [*([257] if add_special_tokens else []), *text.encode()]
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        if any(role not in ("system", "user", "assistant") for role, _ in messages):
+            raise ValueError(f"role is {messages[0][0]!r}; it must be system, user or assistant")
+        return list("".join(f"<{role}>{content}" for role, content in messages).encode())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        decoder = self.stream_decoder((), skip_special_tokens=skip_special_tokens)
+        return decoder.push(token_ids) + decoder.flush()
+
+    def stream_decoder(
+        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool
+    ) -> "ByteDecoder":
+        return ByteDecoder(skip_special_tokens)
+
+
+@dataclass
+class ByteDecoder:
+    skip_special_tokens: bool
+    utf8: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self._one, token_ids))
+
+    def flush(self) -> str:
+        return self.utf8.decode(b"", final=True)
+
+    def _one(self, token_id: int) -> str:
+        if token_id < 256:
+            return self.utf8.decode(bytes([token_id]))
+        return "" if self.skip_special_tokens else f"<{token_id}>"
+
+
+def served(engine: FakeEngine) -> ServedModel:
+    return ServedModel(
+        name="fake",
+        engine=engine,
+        codec=ByteCodec(),
+        vocab_size=VOCAB_SIZE,
+        max_model_len=MAX_MODEL_LEN,
+        eos_token_ids=(EOS,),
+        dtype="float32",
+        device="cpu",
+        max_num_seqs=8,
+        num_pages=1024,
+        page_size=16,
+        compile_s=0.0,
+    )
