@@ -38,41 +38,38 @@ WITHOUT_JAX = (
 )
 
 
-def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of all that a file imports; relative names start at the repository."""
+def imported_modules(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """Of all that a file imports: line, dotted name as from outside, whether it was relative."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield node.lineno, alias.name
+                yield node.lineno, alias.name, False
         elif isinstance(node, ast.ImportFrom):
             # One dot is the file's own folder, two dots are the repository. `from .. import x`
             # names the folder only in its aliases.
             above = {0: "", 1: f"octavo.{path.parent.name}", 2: "octavo"}[node.level]
             base = ".".join(part for part in (above, node.module) if part)
-            yield node.lineno, base
+            yield node.lineno, base, node.level > 0
             for alias in node.names:
-                yield node.lineno, f"{base}.{alias.name}"
+                yield node.lineno, f"{base}.{alias.name}", node.level > 0
 
 
 def violations(path: Path, folder: str) -> list[str]:
     """What a file of a folder imports and must not."""
     found = []
     is_generated = path.name.endswith(("_pb2.py", "_pb2_grpc.py"))
-    for line, name in imported_modules(path):
+    for line, name, is_relative in imported_modules(path):
         parts = name.split(".")
         where = f"{path.relative_to(path.parents[1])}:{line} imports {name}"
         if parts[0] in {*ALLOWED, "tests"}:
             found.append(f"{where}: by its bare name")
+        elif parts[0] == "octavo" and not (is_relative or is_generated):
+            found.append(f"{where}: inside the folders imports are relative")
         elif parts[0] == "octavo" and len(parts) > 1:
             if parts[1] not in {folder, *ALLOWED[folder]}:
                 found.append(f"{where}: {folder} may import only {sorted(ALLOWED[folder])}")
         elif folder in STANDARD_LIBRARY_ONLY and parts[0] not in sys.stdlib_module_names:
             found.append(f"{where}: {folder} imports the standard library only")
-    source = path.read_text(encoding="utf-8")
-    if not is_generated and ("from octavo" in source or "import octavo" in source):
-        found.append(
-            f"{path.relative_to(path.parents[1])}: inside the folders imports are relative"
-        )
     return found
 
 
