@@ -10,7 +10,7 @@ from gguf import ReaderTensor, dequantize
 
 from .checkpoint_format import Checkpoint
 from .decoder import ParameterSpec
-from .gguf_metadata import ROPE_FREQS, open_gguf, read_metadata, read_model_config
+from .gguf_config import ROPE_FREQS, open_gguf, read_metadata, read_model_config
 from .metadata import CheckpointError, check_token_ids
 from .stored_tensors import ShardingOf, StoredTensors, load_parameters
 

@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from ..configs.model_config import ModelConfig, RopeScaling
 from .checkpoint_format import Checkpoint
 from .decoder import ParameterSpec
-from .gguf_metadata import copy_without_tensors
+from .gguf_config import copy_without_tensors
 from .huggingface_config import read_json
 from .metadata import CheckpointError, Metadata, check_token_ids
 from .stored_tensors import ShardingOf

@@ -1,4 +1,4 @@
-"""Every format brings the same parameters, strictly. Each format's own cases are in its own file."""
+"""Every format brings the same parameters, strictly; each has a file for cases of its own."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -51,7 +51,7 @@ def tiny_config(**changes: Any) -> ModelConfig:
 
 
 def random_tensors(config: ModelConfig, seed: int = 0) -> Arrays:
-    """Float32 tensors under Hugging Face's names, exact in bfloat16 so that no format rounds them."""
+    """Float32 tensors by Hugging Face's names, exact in bfloat16 so that no format rounds them."""
     rng = np.random.default_rng(seed)
     hidden, ffn, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_rows, kv_rows = config.num_q_heads * head_dim, config.num_kv_heads * head_dim
@@ -175,13 +175,13 @@ def write_huggingface(
     if num_files == 1:
         save_file(stored, folder / "model.safetensors")
     else:
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for i in range(num_files):
             file = f"model-{i + 1:05d}-of-{num_files:05d}.safetensors"
             part = {name: stored[name] for name in list(stored)[i::num_files]}
             save_file(part, folder / file)
             weight_map |= dict.fromkeys(part, file)
-        index = {"metadata": {}, "weight_map": weight_map}
+        index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     write_huggingface_tokenizer(folder)
     return folder
