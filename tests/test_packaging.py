@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
-# What a folder installs besides its modules.
-DATA_SUFFIXES = (".toml", ".proto")
+# Of the files that a folder installs.
+SUFFIXES = (".py", ".pyi", ".toml", ".proto")
 
 
 def test_every_folder_is_a_package_of_the_distribution() -> None:
@@ -62,5 +62,5 @@ def test_the_wheel_holds_the_tree_and_nothing_else(tmp_path: Path) -> None:
         f"octavo/{path.relative_to(ROOT).as_posix()}"
         for folder in FOLDERS
         for path in (ROOT / folder).iterdir()
-        if path.suffix in {".py", *DATA_SUFFIXES} or path.name == "py.typed"
+        if path.suffix in SUFFIXES or path.name == "py.typed"
     }
