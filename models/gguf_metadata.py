@@ -14,7 +14,19 @@ from typing import Any
 from .metadata import CheckpointError, Metadata
 
 # struct's letter for each of GGUF's scalar types.
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING = 8
 _ARRAY = 9
 _VERSIONS = (2, 3)
