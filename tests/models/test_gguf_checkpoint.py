@@ -233,7 +233,7 @@ def test_the_vocabulary_survives_without_tensors(tmp_path: Path) -> None:
     source = tmp_path / "tiny.gguf"
     write_gguf(source, CONFIG, TENSORS)
     content = source.read_bytes()
-    broken = content.replace(b"<unused7>", b"<\xff\xfesed7>")
+    broken = content.replace(b"<unused7>", b"<\xff\xfeused7>")
     assert broken != content
     source.write_bytes(broken)
     copy = tmp_path / "copy.gguf"

@@ -18,6 +18,8 @@ from octavo.configs.model_config import ModelConfig
 
 Arrays = dict[str, np.ndarray]
 
+GGUF_NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 4)
+
 EOS_TOKEN = "<|im_end|>"
 BOS_TOKEN = "<|im_start|>"
 # 256 single bytes, one merge, the control tokens; the rest of the vocabulary is filler.
@@ -246,8 +248,7 @@ def write_gguf(
 
 def gguf_name(name: str) -> str:
     """GGUF's name of a tensor, from the table that llama.cpp's converter uses."""
-    mapping = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 64)
-    found = mapping.get_name(name, try_suffixes=(".weight",))
+    found = GGUF_NAMES.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None
     return found
 
