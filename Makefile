@@ -13,8 +13,8 @@ help:  ## list the targets
 setup:  ## make .venv; quick when nothing changed
 	@.ci/bootstrap
 
+# `octavo serve` fetches the model itself; the last --model counts.
 serve: setup  ## fetch the default model and serve it
-	$(BIN)/octavo fetch $(MODEL)
 	$(BIN)/octavo serve --model=$(MODEL) $(ARGS)
 
 test: setup  ## the default tests: about a minute
