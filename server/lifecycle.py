@@ -1,7 +1,7 @@
 """Where a server is in its life (loading, ready, draining), for requests and for health checks.
 
 Health services, by name: "" and octavo.v1.Inference say whether requests are taken; "liveness"
-says that the process answers, and is SERVING from the first moment to the last.
+says whether the process is worth keeping, and is SERVING from the start unless the engine breaks.
 """
 
 import enum
@@ -42,11 +42,11 @@ class Lifecycle:
         self.stage = "starting"
         self.health = health.aio.HealthServicer()
         self._model: ServedModel | None = None
+        self._is_sound = True
 
     async def begin(self) -> None:
         """Publishes that the process lives and is not ready."""
-        await self._publish(is_serving=False)
-        await self.health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        await self._publish()
 
     async def set_ready(self, model: ServedModel) -> None:
         """From here on requests are taken, unless a drain has begun."""
@@ -54,12 +54,18 @@ class Lifecycle:
         self.stage = ""
         if self.state is ServerState.LOADING:
             self.state = ServerState.READY
-            await self._publish(is_serving=True)
+            await self._publish()
 
     async def set_draining(self) -> None:
         """From here on new requests are refused; there is no way back."""
         self.state = ServerState.DRAINING
-        await self._publish(is_serving=False)
+        await self._publish()
+
+    async def set_sound(self, is_sound: bool) -> None:
+        """Whether the engine works; one that does not is neither ready nor alive."""
+        if is_sound != self._is_sound:
+            self._is_sound = is_sound
+            await self._publish()
 
     @property
     def loaded_model(self) -> ServedModel:
@@ -88,7 +94,9 @@ class Lifecycle:
             )
         return model
 
-    async def _publish(self, *, is_serving: bool) -> None:
+    async def _publish(self) -> None:
+        is_ready = self._is_sound and self.state is ServerState.READY
+        services = {**dict.fromkeys(_READINESS, is_ready), LIVENESS: self._is_sound}
         response = health_pb2.HealthCheckResponse
-        for service in _READINESS:
+        for service, is_serving in services.items():
             await self.health.set(service, response.SERVING if is_serving else response.NOT_SERVING)

@@ -23,8 +23,9 @@ async def prompt_token_ids(
     kind = request.WhichOneof("input")
     if kind is None:
         raise invalid("input", "the request has no input; give text, token_ids or chat")
-    if kind != "text" and request.HasField("add_special_tokens"):
-        raise invalid("add_special_tokens", f"add_special_tokens goes with text, not with {kind}")
+    for option in ("add_special_tokens", "parse_special_tokens"):
+        if kind != "text" and request.HasField(option):
+            raise invalid(option, f"{option} goes with text, not with {kind}")
     if isinstance(request, pb.GenerateRequest) and kind == "token_ids":
         # Sixteen MiB hold many millions of ids: look at the count before touching each.
         if len(request.token_ids.ids) >= model.max_model_len:
@@ -42,10 +43,11 @@ async def prompt_token_ids(
 async def _text_ids(
     request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel
 ) -> list[int]:
-    text = request.text
+    text, parse = request.text, request.parse_special_tokens
     add = request.add_special_tokens if request.HasField("add_special_tokens") else True
     return await _off_loop_if_long(
-        len(text), lambda: model.codec.encode(text, add_special_tokens=add)
+        len(text),
+        lambda: model.codec.encode(text, add_special_tokens=add, parse_special_tokens=parse),
     )
 
 

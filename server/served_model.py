@@ -11,7 +11,7 @@ from ..engine.request import FinishReason, Load, Request
 class EngineClient(Protocol):
     """The engine as front ends see it: plain records in; results arrive at `on_outputs`.
 
-    All methods return at once and may be called from any thread.
+    All methods may be called from any thread; all but `join` return at once.
     """
 
     def submit(self, request: Request) -> None:
@@ -29,7 +29,10 @@ class EngineClient(Protocol):
         """How busy it is now."""
 
     def stop(self) -> None:
-        """Ends the engine and whatever it still runs."""
+        """Begins to end the engine and whatever it still runs."""
+
+    def join(self) -> bool:
+        """Waits until it has ended."""
 
 
 @runtime_checkable
@@ -47,10 +50,14 @@ class StreamDecoder(Protocol):
 class TextCodec(Protocol):
     """Text to token ids and back, for one model."""
 
-    has_chat_template: bool
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether encode_chat works."""
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The ids of a text."""
+    def encode(
+        self, text: str, *, add_special_tokens: bool, parse_special_tokens: bool
+    ) -> list[int]:
+        """The ids of a text; with parse_special_tokens, spelled control tokens become ids."""
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """The ids of a prompt for the next answer to a conversation of (role, content) turns.

@@ -4,6 +4,7 @@ The checks at submit are the engine's own (engine.admission); time and steps are
 """
 
 import codecs
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +62,8 @@ class FakeEngine:
     def abort(self, request_id: str, reason: FinishReason) -> None:
         with self._lock:
             self.aborted.append((request_id, reason))
-            self._ending[request_id] = reason
+            if request_id in self._live:
+                self._ending[request_id] = reason
 
     def load(self) -> Load:
         num_running = min(len(self._live), self._config.max_num_seqs)
@@ -81,6 +83,9 @@ class FakeEngine:
 
     def stop(self) -> None:
         self.is_stopped = True
+
+    def join(self) -> bool:
+        return self.is_stopped
 
     def step(self, num_steps: int = 1) -> None:
         for _ in range(num_steps):
@@ -167,8 +172,13 @@ class ByteCodec:
 
     has_chat_template = True
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [*([257] if add_special_tokens else []), *text.encode()]
+    def encode(
+        self, text: str, *, add_special_tokens: bool, parse_special_tokens: bool
+    ) -> list[int]:
+        ids = [*([257] if add_special_tokens else [])]
+        for part in re.split("(<256>)", text) if parse_special_tokens else [text]:
+            ids += [EOS] if parse_special_tokens and part == "<256>" else part.encode()
+        return ids
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         if any(role not in ("system", "user", "assistant") for role, _ in messages):

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import grpc
-from fakes import FakeEngine, served
 from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from grpc_status.rpc_status import from_call
@@ -15,6 +14,8 @@ from grpc_status.rpc_status import from_call
 from octavo.server import octavo_pb2 as pb
 from octavo.server import octavo_pb2_grpc
 from octavo.server.server import Server, ServerConfig
+
+from .fakes import FakeEngine, served
 
 SLOW_READER = (
     # Makes the client's HTTP/2 window small, so that a server's write really waits for its reads.
@@ -107,7 +108,7 @@ def field_of(error: grpc.aio.AioRpcError) -> str:
 
 def detail[M: Message](error: grpc.aio.AioRpcError, kind: type[M]) -> M:
     """The one detail of that kind in a rich status."""
-    status = from_call(error)
+    status = from_call(cast(grpc.Call, error))
     assert status is not None, error
     found = kind()
     (packed,) = [entry for entry in status.details if entry.Is(kind.DESCRIPTOR)]

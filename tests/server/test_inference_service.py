@@ -2,11 +2,18 @@
 
 import asyncio
 import math
+from typing import Any
 
 import grpc
 import pytest
-from fakes import EOS, MAX_MODEL_LEN, VOCAB_SIZE
-from harness import (
+
+from octavo.engine.request import FinishReason
+from octavo.server import octavo_pb2 as pb
+from octavo.server.reply import Reply
+from octavo.server.server import MAX_RECEIVE_BYTES
+
+from .fakes import EOS, MAX_MODEL_LEN, VOCAB_SIZE
+from .harness import (
     SLOW_READER,
     eventually,
     field_of,
@@ -19,11 +26,6 @@ from harness import (
     text,
     token_ids,
 )
-
-from octavo.engine.request import FinishReason
-from octavo.server import octavo_pb2 as pb
-from octavo.server.reply import Reply
-from octavo.server.server import MAX_RECEIVE_BYTES
 
 
 def test_events_come_in_order_and_say_everything() -> None:
@@ -158,7 +160,7 @@ def test_chat_goes_through_the_template() -> None:
 
 
 NAN = math.nan
-BAD_FIELDS = [
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "sampling.max_tokens"),
     ({"max_tokens": -1}, "sampling.max_tokens"),
     *[({"temperature": bad}, "sampling.temperature") for bad in (NAN, math.inf, -math.inf, -0.1)],
@@ -216,6 +218,10 @@ BAD_REQUESTS = {
     "special tokens with chat": (
         pb.GenerateRequest(chat=CHAT, add_special_tokens=False),
         "add_special_tokens",
+    ),
+    "parsing with chat": (
+        pb.GenerateRequest(chat=CHAT, parse_special_tokens=True),
+        "parse_special_tokens",
     ),
     "long request id": (pb.GenerateRequest(text="a", request_id="x" * 257), "request_id"),
 }
@@ -401,6 +407,17 @@ def test_concurrency_limit_holds_in_every_wave(monkeypatch: pytest.MonkeyPatch) 
                 at.engine.step()
                 await eventually(lambda: len(at.server.router) == 0)
             assert most == 2
+
+    asyncio.run(scenario())
+
+
+def test_control_tokens_in_text_are_text_unless_asked_for() -> None:
+    async def scenario() -> None:
+        async with running() as at:
+            asked = pb.TokenizeRequest(text="a<256>", add_special_tokens=False)
+            assert bytes((await at.inference.Tokenize(asked)).token_ids) == b"a<256>"
+            asked.parse_special_tokens = True
+            assert list((await at.inference.Tokenize(asked)).token_ids) == [97, EOS]
 
     asyncio.run(scenario())
 

@@ -1,0 +1,87 @@
+"""`octavo chat`: a conversation on the terminal."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+import grpc
+from absl import flags
+
+from . import octavo_pb2 as pb
+from .client import GenerationFailed, generate
+from .command_line import Command
+from .generation_flags import command_error, connected, define_generation_flags, sampling
+
+with suppress(ImportError):
+    import readline  # noqa: F401  gives `input` its line editing, where the platform has it
+
+EXIT_WORD = "/exit"
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of `octavo chat`."""
+    flags.DEFINE_string(
+        "system", None, "What the model is told before the conversation.", flag_values=values
+    )
+    define_generation_flags(values)
+
+
+def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
+    """Reads, answers, remembers, until the user has had enough."""
+    history: list[pb.ChatMessage] = []
+    if values.system is not None:
+        history.append(pb.ChatMessage(role="system", content=values.system))
+    params = sampling(values)
+    with connected(values) as channel:
+        print(f"Ctrl-C ends an answer, Ctrl-D or {EXIT_WORD} ends the chat.", file=sys.stderr)
+        while (said := _read()) is not None:
+            if said.strip():
+                _answer(channel, params, history, said, values)
+    return 0
+
+
+def _read() -> str | None:
+    """The user's next line; None if there is none."""
+    while True:
+        try:
+            line = input("> ")
+        except KeyboardInterrupt:
+            print()  # an unfinished line is dropped, like a shell does
+            continue
+        except EOFError:
+            print()
+            return None
+        return None if line.strip() == EXIT_WORD else line
+
+
+def _answer(
+    channel: grpc.Channel,
+    params: pb.Sampling,
+    history: list[pb.ChatMessage],
+    said: str,
+    values: flags.FlagValues,
+) -> None:
+    """Streams the answer and adds both turns to the history, or neither if there is no answer."""
+    question = pb.ChatMessage(role="user", content=said)
+    request = pb.GenerateRequest(
+        chat=pb.ChatMessages(messages=[*history, question]), sampling=params
+    )
+    pieces: list[str] = []
+
+    def show(text: str) -> None:
+        pieces.append(text)
+        print(text, end="", flush=True)
+
+    try:
+        generate(channel, request, show)
+    except KeyboardInterrupt:
+        print(" [cancelled]", end="")
+    except (grpc.RpcError, GenerationFailed) as error:
+        # Said and survived: the next message may well fit, or the server be back.
+        print(f"error: {command_error(error, values)}", file=sys.stderr)
+    print(flush=True)
+    if pieces:
+        history += [question, pb.ChatMessage(role="assistant", content="".join(pieces))]
+
+
+COMMAND = Command(name="chat", summary="Talks to a model.", define_flags=define_flags, run=run)

@@ -1,0 +1,127 @@
+"""Flags of one command: defined on its own FlagValues, parsed strictly, explained by --help.
+
+Each command has only its own flags, so a flag that would be ignored is an error instead.
+"""
+
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from absl import flags
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+
+class CommandError(Exception):
+    """Ends a command with one line on stderr and an exit code, without a traceback."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_FAILURE) -> None:
+        """The line, and the code of the process."""
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class UsageError(CommandError):
+    """The command line asks for something that cannot be."""
+
+    def __init__(self, message: str) -> None:
+        """The line says which flag, which value and what would be right."""
+        super().__init__(message, EXIT_USAGE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One `octavo` command.
+
+    Attributes:
+      name: The word after `octavo`.
+      summary: One line for the list of commands.
+      positionals: Names of its arguments that are no flags, in order; all are needed.
+      define_flags: Defines its flags.
+      run: Does it, given the parsed flags and the positionals; returns the exit code.
+    """
+
+    name: str
+    summary: str
+    define_flags: Callable[[flags.FlagValues], None]
+    run: Callable[[flags.FlagValues, Sequence[str]], int]
+    positionals: tuple[str, ...] = ()
+
+
+def run_command(command: Command, arguments: Sequence[str]) -> int:
+    """Parses the command's arguments and runs it; explains errors in one line on stderr.
+
+    Returns:
+      The exit code: 0, or 2 for arguments that cannot be, or what the command says.
+    """
+    values = flags.FlagValues()
+    values.set_gnu_getopt(True)
+    flags.DEFINE_bool("help", False, "Show this help.", short_name="h", flag_values=values)
+    command.define_flags(values)
+    try:
+        positionals = _parse(command, values, arguments)
+        if values.help:
+            print(help_text(command, values))
+            return 0
+        return command.run(values, positionals)
+    except CommandError as error:
+        return _fail(command, str(error), error.exit_code)
+    except ValueError as error:
+        # Records name the field at fault first, and fields are called as their flags are.
+        if str(error).split(" ", 1)[0] not in values:
+            raise
+        return _fail(command, f"--{error}", EXIT_USAGE)
+
+
+def help_text(command: Command, values: flags.FlagValues) -> str:
+    """What --help prints: each flag with its meaning and default, in order of definition."""
+    usage = " ".join(["octavo", command.name, *command.positionals, "[flags]"])
+    lines = [f"usage: {usage}", "", command.summary, "", "flags:"]
+    for name in values:
+        flag = values[name]
+        if name != flag.name:
+            continue  # a short name
+        lines.append(f"  --[no]{name}" if flag.boolean else f"  --{name}={_kind(flag)}")
+        lines += textwrap.wrap(
+            f"{flag.help} {_default_text(flag)}".strip(),
+            width=96,
+            initial_indent="      ",
+            subsequent_indent="      ",
+        )
+    lines += ["  --flagfile=path", "      Read more flags from a file, one a line."]
+    return "\n".join(lines)
+
+
+def is_given(values: flags.FlagValues, name: str) -> bool:
+    """Whether the command line sets the flag, be it to its default."""
+    return bool(values[name].present)
+
+
+def _kind(flag: flags.Flag[Any]) -> str:
+    return {"int": "INT", "float": "NUMBER"}.get(flag.flag_type(), "TEXT")
+
+
+def _default_text(flag: flags.Flag[Any]) -> str:
+    """Nothing for flags that are off or open by default; their help says what that means."""
+    is_open = flag.default is None or flag.default is False or flag.default == []
+    return "" if is_open else f"(default: {flag.default})"
+
+
+def _parse(command: Command, values: flags.FlagValues, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Sets the flags; returns the positionals."""
+    try:
+        _, *positionals = values([f"octavo {command.name}", *arguments])
+    except flags.Error as error:
+        raise UsageError(str(error).removeprefix("ERROR:: ")) from error
+    if not values.help and len(positionals) != len(command.positionals):
+        wanted = " ".join(command.positionals) or "no arguments besides flags"
+        raise UsageError(f"got {positionals}; it must be {wanted}")
+    return tuple(positionals)
+
+
+def _fail(command: Command, message: str, exit_code: int) -> int:
+    print(f"octavo {command.name}: error: {message}", file=sys.stderr)
+    return exit_code

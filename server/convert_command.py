@@ -1,0 +1,43 @@
+"""`octavo convert`: writes a checkpoint in the format that loads fastest."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from absl import flags
+
+from ..configs.engine_config import DType, EngineConfig
+from ..models.checkpoint import CheckpointError
+from ..models.convert import convert
+from .command_line import Command, CommandError
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of `octavo convert`."""
+    flags.DEFINE_enum(
+        "dtype",
+        EngineConfig().dtype,
+        list(get_args(DType)),
+        "Of the weights that are written.",
+        flag_values=values,
+    )
+
+
+def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
+    """Converts SRC into the new folder DST."""
+    source, destination = map(Path, positionals)
+    try:
+        convert(source, destination, values.dtype)
+    except (CheckpointError, OSError) as error:
+        raise CommandError(str(error)) from error
+    return 0
+
+
+COMMAND = Command(
+    name="convert",
+    summary="Writes the checkpoint SRC (a GGUF file or a Hugging Face folder) as the new folder "
+    "DST, in the format that loads fastest.",
+    positionals=("SRC", "DST"),
+    define_flags=define_flags,
+    run=run,
+)

@@ -1,0 +1,118 @@
+"""The flags that say which model to load and how large its engine is.
+
+Shared by `serve` and by the commands that load a model themselves. Names and defaults are those of
+EngineConfig, which also checks the values.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from absl import flags
+
+from ..configs.engine_config import DType, EngineConfig
+from ..configs.presets import DEFAULT_PRESET, preset_names
+from ..models.fetch import default_cache_dir
+from .command_line import UsageError, is_given
+
+_CONFIG_FLAGS = {
+    "max_num_seqs": "Requests that run at once.",
+    "max_num_batched_tokens": (
+        "Most tokens in one step, running requests and prompt tokens together; more than "
+        "max_num_seqs. Default: max_num_seqs + prefill_chunk_tokens."
+    ),
+    "prefill_chunk_tokens": "Most prompt tokens in one step.",
+    "max_model_len": (
+        "Most tokens of one request, prompt and output together. Default: what the model was "
+        "trained for, or what the pages hold if that is less."
+    ),
+    "page_size": "Tokens per KV page.",
+    "num_pages": "KV pages, one of which stays empty. Default: from kv_cache_bytes.",
+    "kv_cache_bytes": "Bytes of all KV pages. Default: from the memory that is free.",
+    "seed": "Where the seeds of requests come from that bring none.",
+    "max_num_queued": "Requests that may wait for a slot; one more is refused.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What to load.
+
+    Attributes:
+      model: A preset's name, or the path of a GGUF file, a Hugging Face folder or a folder that
+        `octavo convert` wrote.
+      served_name: What clients call it. None: the preset's name, or the file's or folder's.
+      engine: Sizes of the engine.
+      cache_dir: Where fetched weights are.
+      compilation_cache_dir: Where compiled programs are kept for the next start. None: nowhere.
+    """
+
+    model: str
+    served_name: str | None
+    engine: EngineConfig
+    cache_dir: Path
+    compilation_cache_dir: Path | None
+
+
+def define_engine_flags(
+    values: flags.FlagValues, *, names: tuple[str, ...] = tuple(_CONFIG_FLAGS)
+) -> None:
+    """Defines them.
+
+    Args:
+      values: The command's.
+      names: Which fields of EngineConfig become flags.
+    """
+    flags.DEFINE_string(
+        "model",
+        DEFAULT_PRESET,
+        f"A preset ({', '.join(preset_names())}), a GGUF file, a Hugging Face folder, or a folder "
+        "that `octavo convert` wrote.",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "dtype",
+        EngineConfig().dtype,
+        list(get_args(DType)),
+        "Of weights and KV pages.",
+        flag_values=values,
+    )
+    defaults = dataclasses.asdict(EngineConfig())
+    for name in names:
+        flags.DEFINE_integer(name, defaults[name], _CONFIG_FLAGS[name], flag_values=values)
+    flags.DEFINE_string(
+        "compilation_cache_dir",
+        str(default_cache_dir() / "compiled"),
+        "Folder that keeps compiled programs for the next start. Empty: none.",
+        flag_values=values,
+    )
+
+
+def refuse_engine_flags(values: flags.FlagValues, why: str) -> None:
+    """Raises UsageError if any of these flags is given, where it would mean nothing."""
+    own = {"model", "dtype", "compilation_cache_dir", *_CONFIG_FLAGS} - {"seed"}
+    for name in own & set(values):
+        if is_given(values, name):
+            raise UsageError(f"--{name} {why}")
+
+
+def model_options(
+    values: flags.FlagValues, *, served_name: str | None = None, **fixed: int
+) -> ModelOptions:
+    """What the flags say; raises ValueError naming the flag, its value and the bound.
+
+    Args:
+      values: The command's, parsed.
+      served_name: What clients will call the model.
+      fixed: Fields of EngineConfig for which the command has no flag.
+    """
+    config = {name: getattr(values, name) for name in _CONFIG_FLAGS if name in values} | fixed
+    cache = values.compilation_cache_dir
+    return ModelOptions(
+        model=values.model,
+        served_name=served_name,
+        engine=EngineConfig(dtype=values.dtype, **config),
+        cache_dir=default_cache_dir(),
+        compilation_cache_dir=Path(cache) if cache else None,
+    )

@@ -1,0 +1,52 @@
+"""The `octavo` console script: finds the command and runs it."""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from .command_line import EXIT_USAGE, run_command
+
+# Commands are imported when they run: some bring JAX, which takes a second to import.
+COMMANDS = ("serve", "generate", "chat", "fetch", "convert")
+
+_EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+_USAGE = """\
+usage: octavo COMMAND [flags]
+
+commands:
+  serve     serve a model over gRPC
+  generate  continue one prompt
+  chat      talk to a model
+  fetch     bring a preset's weights into the cache
+  convert   write a checkpoint in the format that loads fastest
+
+`octavo COMMAND --help` explains the flags of a command."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns the exit code.
+
+    Args:
+      arguments: Words after `octavo`. None: those of this process.
+    """
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if name in ("", "help", "-h", "--help"):
+        print(_USAGE)
+        return 0
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"it must be one of {COMMANDS}"
+        print(f"octavo: error: command is {name!r}; {hint}", file=sys.stderr)
+        return EXIT_USAGE
+    command = importlib.import_module(f".{name}_command", __package__).COMMAND
+    try:
+        return run_command(command, rest)
+    except KeyboardInterrupt:
+        # Compilations that are under way cannot be stopped, and a normal exit waits for all that
+        # are queued.
+        sys.stdout.flush()
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(_EXIT_INTERRUPTED)

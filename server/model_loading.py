@@ -1,0 +1,102 @@
+"""Brings up a real model: weights, tokenizer, engine and its thread. Where the server meets JAX."""
+
+import datetime
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from ..configs.presets import preset_names
+from ..engine.build import build_engine
+from ..engine.engine_thread import EngineThread
+from ..engine.request import RequestOutput
+from ..models.checkpoint import CheckpointError, open_checkpoint
+from ..models.fetch import FetchError, fetch
+from ..models.tokenizer import load_tokenizer
+from .command_line import CommandError, UsageError
+from .engine_flags import ModelOptions
+from .model_codec import ModelCodec
+from .progress import OnProgress
+from .served_model import ServedModel
+
+
+def load_model(
+    options: ModelOptions,
+    on_outputs: Callable[[list[RequestOutput]], None],
+    on_progress: OnProgress,
+) -> ServedModel:
+    """Loads and compiles; returns when the engine runs. Blocks for seconds to minutes.
+
+    Args:
+      options: Which model, and how large.
+      on_outputs: Gets what each step brings, on the engine's thread.
+      on_progress: Told how far it is.
+
+    Raises:
+      ValueError: A field of options.engine asks for more than there is.
+      CommandError: The model cannot be had or read.
+    """
+    if options.compilation_cache_dir is not None:
+        options.compilation_cache_dir.mkdir(parents=True, exist_ok=True)
+        jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache_dir))
+        # Everything: small programs are many, and each costs a start.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    path = _find(options, on_progress)
+    try:
+        on_progress("reading the tokenizer", 0, 0)
+        checkpoint = open_checkpoint(path)
+        tokenizer = load_tokenizer(checkpoint.tokenizer_source)
+        built = build_engine(
+            checkpoint,
+            options.engine,
+            eos_token_ids=checkpoint.eos_token_ids | tokenizer.eos_token_ids,
+            clock=time.monotonic,
+            on_progress=on_progress,
+        )
+    except CheckpointError as error:
+        raise CommandError(str(error)) from error
+    limits = built.engine.limits
+    thread = EngineThread(built.engine, on_outputs, time.monotonic)
+    thread.start()
+    return ServedModel(
+        name=options.served_name or _name(options.model),
+        engine=thread,
+        codec=ModelCodec(tokenizer, _now),
+        vocab_size=limits.vocab_size,
+        max_model_len=limits.max_model_len,
+        eos_token_ids=limits.eos_token_ids,
+        dtype=options.engine.dtype,
+        device=built.device,
+        max_num_seqs=options.engine.max_num_seqs,
+        num_pages=limits.num_pages,
+        page_size=options.engine.page_size,
+        compile_s=built.compile_s,
+    )
+
+
+def _find(options: ModelOptions, on_progress: OnProgress) -> Path:
+    """The path of the weights; fetches those of a preset."""
+    if options.model in preset_names():
+        on_progress(f"fetching {options.model}", 0, 0)
+        try:
+            return fetch(options.model, options.cache_dir)
+        except FetchError as error:
+            raise CommandError(str(error)) from error
+    path = Path(options.model)
+    if not path.exists():
+        raise UsageError(
+            f"--model is {options.model!r}; it must be a preset ({', '.join(preset_names())}) "
+            "or the path of a file or folder"
+        )
+    return path
+
+
+def _name(model: str) -> str:
+    """A preset's name as it is; a path without its folder and .gguf."""
+    return model if model in preset_names() else Path(model).resolve().name.removesuffix(".gguf")
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now().astimezone()

@@ -1,0 +1,88 @@
+"""`octavo serve`: a model behind the gRPC interface, until a signal says otherwise."""
+
+import asyncio
+import functools
+import os
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from .command_line import EXIT_FAILURE, Command, CommandError, UsageError
+from .engine_flags import define_engine_flags, model_options
+from .model_loading import load_model
+from .progress import ProgressDisplay
+from .server import ServerConfig
+from .serving import serve_until_stopped
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of `octavo serve`."""
+    define_engine_flags(values)
+    flags.DEFINE_string(
+        "served_model_name",
+        None,
+        "What clients call the model. Default: the preset's name, or the file's or folder's.",
+        flag_values=values,
+    )
+    flags.DEFINE_string("host", "127.0.0.1", "Interface to listen on.", flag_values=values)
+    flags.DEFINE_integer(
+        "port",
+        50051,
+        "Port to listen on; 0 picks a free one.",
+        lower_bound=0,
+        upper_bound=65535,
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "drain_timeout_s",
+        60.0,
+        "Seconds that running requests may go on after SIGTERM or SIGINT; a second signal stops "
+        "at once.",
+        flag_values=values,
+    )
+
+
+def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
+    """Serves; returns 0 if every request had ended when it stopped."""
+    drain_timeout_s = values.drain_timeout_s
+    if not 0 <= drain_timeout_s < float("inf"):
+        raise UsageError(f"--drain_timeout_s is {drain_timeout_s}; it must be 0 or more seconds")
+    options = model_options(values, served_name=values.served_model_name)
+    most_live = options.engine.max_num_seqs + options.engine.max_num_queued
+    config = ServerConfig(
+        host=values.host,
+        port=values.port,
+        # Twice what the engine takes: the rest are clients that read the end of their answer, and
+        # calls that the engine is about to refuse for a better reason.
+        max_concurrent_calls=2 * most_live,
+    )
+    display = ProgressDisplay(sys.stderr)
+
+    def announce(line: str) -> None:
+        display.close()
+        print(line, flush=True)
+
+    try:
+        is_drained = asyncio.run(
+            serve_until_stopped(
+                config,
+                functools.partial(load_model, options),
+                drain_timeout_s=drain_timeout_s,
+                on_progress=display,
+                announce=announce,
+            )
+        )
+    except OSError as error:
+        raise CommandError(str(error)) from error
+    if not is_drained:
+        # Loading or running goes on in threads that a normal exit would wait for.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_FAILURE)
+    return 0
+
+
+COMMAND = Command(
+    name="serve", summary="Serves a model over gRPC.", define_flags=define_flags, run=run
+)

@@ -1,0 +1,125 @@
+"""Runs a server from opening the port to the last drained request."""
+
+import asyncio
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from ..engine.request import RequestOutput
+from .progress import OnProgress, describe
+from .served_model import ServedModel
+from .server import Server, ServerConfig
+from .watchdog import watch_engine
+
+Loader = Callable[[Callable[[list[RequestOutput]], None], OnProgress], ServedModel]
+"""Loads a model whose outputs go to the first argument; blocks; runs on a thread of its own."""
+
+# A thread that waits for the GIL asks for it after this long. At Python's default of 5 ms the
+# engine thread and the event loop hold each other up for that long several times a step; at 0.1 ms
+# it is 0.25 ms (measured).
+SWITCH_INTERVAL_S = 1e-4
+
+
+async def serve_until_stopped(
+    config: ServerConfig,
+    load: Loader,
+    *,
+    drain_timeout_s: float,
+    on_progress: OnProgress,
+    announce: Callable[[str], None],
+) -> bool:
+    """Serves until SIGTERM or SIGINT; the first one drains, a second one stops at once.
+
+    Args:
+      config: Where to listen.
+      load: Brings the model.
+      drain_timeout_s: How long running requests may go on after the first signal.
+      on_progress: Told about loading; called on any thread.
+      announce: Gets the READY line.
+
+    Returns:
+      True if a model was served and every request has ended; False if a signal cut that short.
+
+    Raises:
+      OSError: The port cannot be had.
+      Exception: Whatever `load` raises.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    loop = asyncio.get_running_loop()
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+    server = Server(config)
+    port = await server.start()
+
+    def on_load_progress(stage: str, done: int, total: int) -> None:
+        server.lifecycle.stage = describe(stage, done, total)
+        on_progress(stage, done, total)
+
+    try:
+        loading = _in_thread(lambda: load(server.router.on_outputs, on_load_progress))
+        if not await _before(loading, first):
+            return False
+        model = await loading
+        await server.set_ready(model)
+        announce(
+            f"READY grpc={config.host}:{port} model={model.name} device={model.device} "
+            f"pages={model.num_pages} slots={model.max_num_seqs} compile_s={model.compile_s:.1f}"
+        )
+        watch = asyncio.create_task(watch_engine(model.engine, server.lifecycle, time.monotonic))
+        await first.wait()
+        is_drained = await _before(asyncio.ensure_future(server.drain(drain_timeout_s)), second)
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch
+        await server.stop()
+        model.engine.stop()
+        await asyncio.to_thread(model.engine.join)
+        return is_drained
+    finally:
+        await server.stop()
+
+
+def _in_thread[T](function: Callable[[], T]) -> asyncio.Future[T]:
+    """Runs a function on a daemon thread, so that a process that was told to stop need not wait."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def set_result(result: T) -> None:
+        if not future.cancelled():
+            future.set_result(result)
+
+    def set_exception(error: BaseException) -> None:
+        if not future.cancelled():
+            future.set_exception(error)
+
+    def run() -> None:
+        try:
+            result = function()
+        except BaseException as error:  # goes to whoever awaits the future
+            loop.call_soon_threadsafe(set_exception, error)
+        else:
+            loop.call_soon_threadsafe(set_result, result)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return future
+
+
+async def _before[T](work: asyncio.Future[T], event: asyncio.Event) -> bool:
+    """Waits for either; True if the work was done before the event. Cancels it if not."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        return work.done()
+    finally:
+        waiting.cancel()
+        if not work.done():
+            work.cancel()
