@@ -57,7 +57,7 @@ class OrbaxCheckpoint(Checkpoint):
         )
         with ocp.Checkpointer(handler) as checkpointer:
             try:
-                _check_complete(self.path, checkpointer.metadata(folder), declared)
+                _check_complete(folder, checkpointer.metadata(folder), declared)
                 return checkpointer.restore(
                     folder,
                     args=ocp.args.PyTreeRestore(
@@ -158,7 +158,7 @@ def _check_complete(
     source: Path, metadata: ocp.metadata.StepMetadata, declared: Mapping[str, ParameterSpec]
 ) -> None:
     if metadata.item_metadata is None:
-        raise CheckpointError(f"{source}: the folder {_PARAMETERS} holds no Orbax checkpoint")
+        raise CheckpointError(f"{source}: holds no Orbax checkpoint, or a damaged one")
     stored = metadata.item_metadata.tree
     for path, spec in declared.items():
         if path not in stored:

@@ -263,7 +263,7 @@ def test_end_ids_of_both_files_count(tmp_path: Path) -> None:
         generation_config={"eos_token_id": 301, "bos_token_id": 257},
     )
     assert open_checkpoint(path).eos_token_ids == {258, 300, 301}
-    changes = {"eos_token_id": None, "bos_token_id": None}
+    changes: dict[str, Any] = {"eos_token_id": None, "bos_token_id": None}
     generation = {"eos_token_id": [258, 301], "bos_token_id": 257}
     path = write_huggingface(
         tmp_path / "one", CONFIG, TENSORS, changes=changes, generation_config=generation
