@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from octavo.configs.engine_config import EngineConfig
 from octavo.engine import packing
 from octavo.engine.admission import EngineLimits, admit
@@ -45,6 +46,7 @@ class FakeExecutor:
     Attributes:
       log: ("dispatch" | "fetch", number of the step).
       keys: Of each step.
+      uploads: Of each step.
       fail_dispatch, fail_fetch: Numbers of steps that raise.
     """
 
@@ -53,6 +55,7 @@ class FakeExecutor:
         self.config = config
         self.log: list[tuple[str, int]] = []
         self.keys: list[StepKey] = []
+        self.uploads: list[bytes] = []
         self.fail_dispatch: set[int] = set()
         self.fail_fetch: set[int] = set()
         self._pages = np.full((limits.num_pages, config.page_size), _EMPTY)
@@ -63,6 +66,7 @@ class FakeExecutor:
         number = len(self.keys)
         self.log.append(("dispatch", number))
         self.keys.append(key)
+        self.uploads.append(packed.tobytes())
         if number in self.fail_dispatch:
             raise RuntimeError("secret details of the device")
         layout = UploadLayout(
@@ -92,6 +96,12 @@ class FakeExecutor:
         segment_slots = used["segments"][:, packing.SEGMENT_SLOT].tolist()
         assert len(set(segment_slots)) == len(segment_slots), "a slot has two segments"
         assert not set(segment_slots) & set(decode_slots), "a slot decodes and prefills"
+
+        num_decodes = sum(slot_id < num_slots for slot_id in decode_slots)
+        num_chunk_tokens = int(used["segments"][:, packing.SEGMENT_LENGTH].sum())
+        assert num_decodes + num_chunk_tokens > 0, "an empty step"
+        assert num_decodes + num_chunk_tokens <= self.config.token_budget
+        assert num_chunk_tokens <= self.config.prefill_chunk_tokens
 
         for row in used["slot_rows"].tolist():
             assert row[packing.SLOT] in segment_slots, "an insert without a chunk"
@@ -276,8 +286,24 @@ def collect(outputs: Sequence[RequestOutput], answers: dict[str, Answer]) -> Non
         assert output.token_ids or output.prompt_logprobs or output.finish_reason is not None
 
 
+def finish(engine: Engine, answers: dict[str, Answer] | None = None) -> dict[str, Answer]:
+    """Runs an engine until it is idle; raises what broke it."""
+    answers = {} if answers is None else answers
+    while engine.has_work:
+        step(engine, answers)
+    return answers
+
+
+def step(engine: Engine, answers: dict[str, Answer]) -> None:
+    """One step, with the invariants checked after it; raises what broke the engine."""
+    collect(engine.step(), answers)
+    engine.check()
+    if engine.failure is not None:
+        raise engine.failure
+
+
 def run_alone(request: Request, config: EngineConfig, limits: EngineLimits) -> Answer:
-    """The naive run: no pages, no chunks, no batch. For requests that bring a seed or are greedy."""
+    """The naive run without pages, chunks and batch, of a request that is greedy or has a seed."""
     state = admit(request, config, limits)
     sampling, prompt = request.sampling, request.prompt_token_ids
     seed = None if sampling.temperature == 0 else state.seed

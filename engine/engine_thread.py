@@ -1,0 +1,162 @@
+"""EngineThread: the one thread that calls Engine, and the way to it from all others.
+
+Requests and aborts go into one inbox; results come out through one callback, once per step. Knows
+no transport: front ends in this process or behind a pipe see the same records.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from .admission import EngineUnavailable, admit, check_room
+from .engine import Engine
+from .request import FinishReason, Load, Request, RequestOutput, RequestState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Abort:
+    """In the inbox: end this request."""
+
+    request_id: str
+    reason: FinishReason
+
+
+class EngineThread:
+    """Runs an engine; all public methods may be called from any thread.
+
+    The thread sleeps when no request is live. While one is live the engine always has a step to
+    dispatch or to read, so deadlines need no timer: they are looked at before every step. The
+    inbox is emptied before every step too, so an abort takes effect before the next one is
+    scheduled, wherever the request is.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_outputs: Callable[[list[RequestOutput]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """Takes over `engine`; nothing runs before `start`.
+
+        Args:
+          engine: Nobody else may call it from here on.
+          on_outputs: Gets what a step brought, on this thread, at most once per step; must return
+            soon. If it raises, results are lost, so the engine is stopped as failed.
+          clock: The engine's.
+        """
+        self._engine = engine
+        self._on_outputs = on_outputs
+        self._clock = clock
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        # Guards all below; `_changed` wakes the thread, and whoever waits for the last request.
+        self._changed = threading.Condition()
+        self._inbox: deque[RequestState | _Abort] = deque()
+        self._live_ids: set[str] = set()  # from submit until the last output is on its way
+        self._is_handing_over = False
+        self._is_draining = False
+        self._is_stopping = False
+        self._load = engine.load()
+
+    def start(self) -> None:
+        """Starts the thread; once."""
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; its outputs follow through on_outputs, the last one always.
+
+        Raises:
+          InvalidRequest: it can never run, or its id is live.
+          Overloaded: slots and queue are full.
+          EngineUnavailable: the engine failed or is shutting down.
+        """
+        state = admit(request, self._engine.config, self._engine.limits)
+        with self._changed:
+            if self._load.failed:
+                raise EngineUnavailable("the engine has failed")
+            if self._is_draining:
+                raise EngineUnavailable("the engine is shutting down")
+            check_room(request.request_id, self._live_ids, self._engine.config)
+            if not self._live_ids:
+                self._load = replace(self._load, progress_s=self._clock())
+            self._live_ids.add(request.request_id)
+            self._inbox.append(state)
+            self._changed.notify_all()
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """Ends a request before the next step is scheduled; nothing happens if it is not live."""
+        with self._changed:
+            if request_id in self._live_ids:
+                self._inbox.append(_Abort(request_id, reason))
+                self._changed.notify_all()
+
+    def load(self) -> Load:
+        """The load after the last step; what came in since then counts as queued."""
+        with self._changed:
+            num_queued = max(0, len(self._live_ids) - self._load.num_running)
+            return replace(self._load, num_queued=num_queued)
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Takes no more requests and waits until all that were live have ended.
+
+        False: time ran out. With a timeout of 0 it only closes the door.
+        """
+        with self._changed:
+            self._is_draining = True
+            return self._changed.wait_for(
+                # The last outputs must have arrived: their receiver may be taken down now.
+                lambda: not self._live_ids and not self._is_handing_over,
+                timeout_s,
+            )
+
+    def stop(self) -> None:
+        """Ends what still runs, with FinishReason.ERROR, and then the thread; returns at once."""
+        with self._changed:
+            self._is_draining = self._is_stopping = True
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits for the thread to end after `stop`; False if time ran out."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        engine = self._engine
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._inbox or self._is_stopping or engine.has_work)
+                inbox, self._inbox = self._inbox, deque()
+                is_stopping = self._is_stopping
+            for item in inbox:
+                if isinstance(item, RequestState):
+                    engine.add(item)
+                else:
+                    engine.abort(item.request_id, item.reason)
+            if is_stopping:
+                engine.end_all("the engine is shutting down")
+            self._hand_over(engine.step())
+            if is_stopping and not engine.has_work:
+                return
+
+    def _hand_over(self, outputs: list[RequestOutput]) -> None:
+        """Publishes what a step changed and hands its outputs on."""
+        with self._changed:
+            self._load = self._engine.load()
+            self._live_ids.difference_update(
+                output.request_id for output in outputs if output.finish_reason is not None
+            )
+            self._is_handing_over = True
+        if outputs:
+            try:
+                self._on_outputs(outputs)
+            except Exception as failure:
+                logger.exception("results could not be handed over; the engine stops")
+                self._engine.fail(failure)
+        with self._changed:
+            if self._engine.failure is not None:
+                self._load = self._engine.load()
+            self._is_handing_over = False
+            self._changed.notify_all()

@@ -1,0 +1,334 @@
+"""The thread and those around it. A gate in `fetch` stops the device where a test needs it."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from octavo.engine.admission import EngineUnavailable, InvalidRequest, Overloaded
+from octavo.engine.engine import Engine
+from octavo.engine.engine_thread import EngineThread
+from octavo.engine.request import FinishReason, Request, RequestOutput
+
+from .fakes import (
+    Answer,
+    Clock,
+    FakeExecutor,
+    collect,
+    limits_for,
+    request,
+    run_alone,
+    small_config,
+)
+
+WAIT_S = 20.0  # far beyond what any of these takes
+
+
+class GatedExecutor(FakeExecutor):
+    """`fetch` waits until `gate` is set; `is_fetching` says that the engine thread is in there."""
+
+    gate: threading.Event
+    is_fetching: threading.Event
+
+    def fetch(self, result: tuple[int, np.ndarray]) -> np.ndarray:
+        self.is_fetching.set()
+        assert self.gate.wait(WAIT_S)
+        return super().fetch(result)
+
+
+class Rig:
+    """An engine thread, what it handed over, and ways to wait for it."""
+
+    def __init__(self, **config: object) -> None:
+        self.config = small_config(**config)
+        self.limits = limits_for(self.config, num_pages=65)
+        self.clock = Clock()
+        self.executor = GatedExecutor(self.config, self.limits)
+        self.executor.gate, self.executor.is_fetching = threading.Event(), threading.Event()
+        self.executor.gate.set()
+        self.engine = Engine(self.config, self.limits, self.executor, self.clock)
+        self.thread = EngineThread(self.engine, self._on_outputs, self.clock)
+        self.calls: list[list[RequestOutput]] = []
+        self.on_call: Callable[[], None] = lambda: None
+        self._arrived = threading.Condition()
+
+    def _on_outputs(self, outputs: list[RequestOutput]) -> None:
+        self.on_call()
+        with self._arrived:
+            self.calls.append(outputs)
+            self._arrived.notify_all()
+
+    def answers(self) -> dict[str, Answer]:
+        answers: dict[str, Answer] = {}
+        with self._arrived:
+            for outputs in self.calls:
+                collect(outputs, answers)
+        return answers
+
+    def wait_for(self, *request_ids: str) -> dict[str, Answer]:
+        """Waits until these have ended."""
+
+        def is_done() -> bool:
+            ended = {
+                output.request_id
+                for outputs in self.calls
+                for output in outputs
+                if output.finish_reason is not None
+            }
+            return set(request_ids) <= ended
+
+        with self._arrived:
+            assert self._arrived.wait_for(is_done, WAIT_S)
+        return self.answers()
+
+    def expected(self, wanted: Request) -> Answer:
+        return run_alone(wanted, self.config, self.limits)
+
+    def close_gate(self) -> None:
+        """Stops the engine thread in its next fetch, and waits until it is there."""
+        self.executor.gate.clear()
+        self.executor.is_fetching.clear()
+
+    def wait_until_fetching(self) -> None:
+        assert self.executor.is_fetching.wait(WAIT_S)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    rig.thread.start()
+    yield rig
+    rig.executor.gate.set()
+    rig.thread.stop()
+    assert rig.thread.join(WAIT_S)
+
+
+def test_requests_of_many_threads_get_their_own_tokens(rig: Rig):
+    wanted = [request(f"r{n}", range(n % 11 + 1), max_tokens=n % 7 + 1) for n in range(48)]
+
+    def submit(part: list[Request]) -> None:
+        for one in part:
+            rig.thread.submit(one)
+
+    callers = [threading.Thread(target=submit, args=(wanted[at::6],)) for at in range(6)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    answers = rig.wait_for(*(one.request_id for one in wanted))
+    assert answers == {one.request_id: rig.expected(one) for one in wanted}
+    assert len(rig.calls) <= len(rig.executor.keys), "more than one call per step"
+
+
+def test_refuses_in_the_callers_thread(rig: Rig):
+    with pytest.raises(InvalidRequest, match="prompt_token_ids is 0"):
+        rig.thread.submit(request("a", ()))
+    rig.thread.submit(request("a", max_tokens=1))  # the id was not taken
+    rig.wait_for("a")
+
+
+def test_one_of_many_simultaneous_requests_with_one_id_is_taken():
+    """Fails if the id is looked up and entered in two steps."""
+    rig = Rig(max_num_queued=100)
+    taken = _race(rig, ["same"] * 16, InvalidRequest)
+    assert taken == 1
+
+
+def test_no_more_are_taken_than_slots_and_queue_hold():
+    rig = Rig(max_num_seqs=4, max_num_queued=3)
+    taken = _race(rig, [f"r{n}" for n in range(16)], Overloaded)
+    assert taken == 7
+    assert rig.thread.load().num_queued == 7
+
+
+def _race(rig: Rig, request_ids: list[str], refusal: type[Exception]) -> int:
+    """Submits all at once from as many threads, with nothing running; how many were taken."""
+    barrier, taken = threading.Barrier(len(request_ids)), []
+
+    def submit(request_id: str) -> None:
+        barrier.wait(WAIT_S)
+        try:
+            rig.thread.submit(request(request_id, max_tokens=1))
+            taken.append(request_id)
+        except refusal:
+            pass
+
+    callers = [threading.Thread(target=submit, args=(name,)) for name in request_ids]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    return len(taken)
+
+
+@pytest.mark.parametrize("num_others", [0, 9], ids=["running", "queued"])
+@pytest.mark.parametrize("num_prompt", [3, 60], ids=["decode", "prefill"])
+def test_an_abort_takes_effect_before_the_next_step(rig: Rig, num_prompt: int, num_others: int):
+    """The device is busy when the abort comes; no step after it contains the request."""
+    rig.close_gate()
+    for number in range(num_others):
+        rig.thread.submit(request(f"other{number}", range(num_prompt), max_tokens=3))
+    rig.thread.submit(request("a", range(num_prompt), max_tokens=30))
+    rig.wait_until_fetching()
+    rig.thread.abort("a", FinishReason.CANCELLED)
+    num_dispatched = len(rig.executor.keys)
+    rig.executor.gate.set()
+    answers = rig.wait_for("a")
+    assert answers["a"].finish_reason is FinishReason.CANCELLED
+    assert len(answers["a"].token_ids) <= 1, "only the step that was being read can bring one"
+    if num_others == 0:
+        assert rig.thread.drain(WAIT_S)
+        assert len(rig.executor.keys) == num_dispatched
+        assert rig.thread.load().num_free_pages == 64
+
+
+def test_an_abort_of_what_is_not_live_does_nothing(rig: Rig):
+    rig.thread.abort("nobody")
+    rig.thread.submit(request("a", max_tokens=2))
+    rig.wait_for("a")
+    rig.thread.abort("a")
+    rig.thread.submit(request("b", max_tokens=2))
+    assert set(rig.wait_for("b")) == {"a", "b"}
+
+
+def test_an_abort_right_after_submit_ends_the_request():
+    """Both are in the inbox together; in the wrong order the abort would be lost."""
+    rig = Rig()
+    rig.thread.submit(request("a", max_tokens=20))
+    rig.thread.abort("a")
+    rig.thread.start()
+    assert rig.wait_for("a")["a"].finish_reason is FinishReason.CANCELLED
+    assert rig.executor.keys == []
+    rig.thread.stop()
+    assert rig.thread.join(WAIT_S)
+
+
+def test_a_deadline_passes_while_a_request_waits(rig: Rig):
+    rig.close_gate()
+    for number in range(4):
+        rig.thread.submit(request(f"running{number}", max_tokens=50))
+    rig.thread.submit(request("waiting", max_tokens=50, deadline_s=5.0))
+    rig.wait_until_fetching()
+    rig.clock.now_s = 5.0
+    rig.executor.gate.set()
+    answers = rig.wait_for("waiting")
+    assert answers["waiting"] == Answer(finish_reason=FinishReason.DEADLINE)
+
+
+def test_the_thread_sleeps_while_nothing_is_live(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    """Fails if the loop polls: steps would be taken between two requests."""
+    rig.thread.submit(request("a", max_tokens=2))
+    rig.wait_for("a")
+    assert rig.thread.drain(WAIT_S)
+    steps = []
+    monkeypatch.setattr(rig.engine, "step", lambda: steps.append(1) or [])
+    threading.Event().wait(0.05)
+    assert not steps
+
+
+def test_an_id_is_free_again_when_its_last_output_arrives():
+    rig = Rig()
+    refused: list[Exception] = []
+
+    def submit_again() -> None:
+        rig.on_call = lambda: None
+        try:
+            rig.thread.submit(request("b", max_tokens=1))
+            rig.thread.submit(request("a", max_tokens=1))
+        except InvalidRequest as error:
+            refused.append(error)
+
+    rig.on_call = submit_again
+    rig.thread.submit(request("a", max_tokens=1))
+    rig.thread.start()
+    rig.wait_for("b")
+    rig.thread.stop()
+    assert rig.thread.join(WAIT_S)
+    assert not refused
+
+
+def test_drain_lets_requests_end_and_takes_no_new_ones(rig: Rig):
+    wanted = request("a", range(9), max_tokens=9)
+    rig.close_gate()
+    rig.thread.submit(wanted)
+    assert not rig.thread.drain(0)
+    with pytest.raises(EngineUnavailable, match="shutting down"):
+        rig.thread.submit(request("b"))
+    rig.executor.gate.set()
+    assert rig.thread.drain(WAIT_S)
+    assert rig.answers() == {"a": rig.expected(wanted)}, "the last output came after the drain"
+
+
+def test_stop_ends_every_request_and_the_thread(rig: Rig):
+    rig.close_gate()
+    for number in range(9):
+        rig.thread.submit(request(f"r{number}", max_tokens=50))
+    rig.wait_until_fetching()
+    rig.thread.stop()
+    with pytest.raises(EngineUnavailable):
+        rig.thread.submit(request("late"))
+    rig.executor.gate.set()
+    assert rig.thread.join(WAIT_S)
+    answers = rig.answers()
+    assert len(answers) == 9
+    assert all(answer.finish_reason is FinishReason.ERROR for answer in answers.values())
+
+
+def test_a_failed_step_ends_all_requests_and_is_visible(rig: Rig):
+    """Kind 1.2 and 6.7: neither streams that hang nor a health check that stays green."""
+    rig.executor.fail_fetch.add(2)
+    rig.close_gate()
+    names = [f"r{number}" for number in range(9)]
+    for name in names:
+        rig.thread.submit(request(name, max_tokens=50))
+    rig.executor.gate.set()
+    answers = rig.wait_for(*names)
+    assert all(answer.finish_reason is FinishReason.ERROR for answer in answers.values())
+    assert rig.thread.load().failed
+    with pytest.raises(EngineUnavailable, match="failed"):
+        rig.thread.submit(request("late"))
+
+
+def test_a_receiver_that_raises_stops_the_engine_as_failed(rig: Rig):
+    """Its results are lost; going on would leave streams that never end."""
+
+    def lose() -> None:
+        rig.on_call = lambda: None
+        raise OSError("the receiver is gone")
+
+    rig.on_call = lose
+    rig.thread.submit(request("a", max_tokens=50))
+    assert rig.wait_for("a")["a"].finish_reason is FinishReason.ERROR
+    assert rig.thread.load().failed
+
+
+def test_load_counts_what_waits_and_runs(rig: Rig):
+    rig.close_gate()
+    for number in range(9):
+        rig.thread.submit(request(f"r{number}", max_tokens=50))
+    assert rig.thread.load().num_queued + rig.thread.load().num_running == 9
+    rig.executor.gate.set()
+    rig.wait_for(*(f"r{number}" for number in range(9)))
+    load = rig.thread.load()
+    assert (load.num_queued, load.num_running) == (0, 0)
+    assert load.num_free_pages == load.num_pages == 64
+    assert load.finished_total[FinishReason.LENGTH] == 9
+    assert load.output_tokens_total == 9 * 50
+
+
+def test_progress_starts_when_work_arrives_at_an_idle_engine():
+    """A health check compares it with now; after an idle hour it must not look like a hang."""
+    rig = Rig()
+    rig.clock.now_s = 3600.0
+    assert rig.thread.load().progress_s == 0.0
+    rig.thread.submit(request("a", max_tokens=2))
+    assert rig.thread.load().progress_s == 3600.0
+    rig.clock.now_s = 3700.0
+    rig.thread.submit(request("b", max_tokens=2))
+    assert rig.thread.load().progress_s == 3600.0, "no step was done in 100 s"
+    rig.thread.start()
+    rig.wait_for("a", "b")
+    assert rig.thread.load().progress_s == 3700.0
+    rig.thread.stop()
+    assert rig.thread.join(WAIT_S)
