@@ -179,7 +179,7 @@ def test_preempts_the_latest_which_reenters_ahead_of_those_that_never_ran():
     assert ids(schedule.preempted) == ["c"]
     assert ids(schedule.decodes) == ["a", "b"]
     assert ids(tuple(driver.scheduler.waiting)) == ["c", "d"]
-    admitted = []
+    admitted: list[str] = []
     while driver.scheduler.live:
         admitted += inserts(driver.step())
     assert admitted.index("c") < admitted.index("d")
