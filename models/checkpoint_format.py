@@ -38,7 +38,7 @@ class Checkpoint(abc.ABC):
     ) -> dict[str, jax.Array]:
         """Every declared parameter, in its declared dtype, where `sharding_of` says.
 
-        Peak memory is one copy of the parameters plus one of them.
+        Beside the loaded parameters, at most two of the largest are in memory at any time.
 
         Args:
           declared: What the decoder needs: `decoder.declared_parameters(config, dtype)`.

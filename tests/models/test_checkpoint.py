@@ -1,5 +1,6 @@
 """Every format brings the same parameters, strictly; each has a file for cases of its own."""
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,11 +8,13 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from octavo.configs.model_config import ModelConfig
 from octavo.models.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from octavo.models.convert import convert
 from octavo.models.decoder import ParameterSpec, declared_parameters
+from octavo.models.stored_tensors import BLOCK_ROWS
 from tests.models.tiny_checkpoints import (
     BOS_TOKEN_ID,
     EOS_TOKEN_ID,
@@ -99,6 +102,32 @@ def test_large_tensors_are_copied_in_blocks(
     ):
         parameters = load(open_checkpoint(path))
         assert_equal(parameters, decoder_parameters(config, tensors), "float32")
+
+
+def quantised_gguf(path: Path, config: ModelConfig, tensors: Arrays) -> Path:
+    return write_gguf(
+        path.with_suffix(".gguf"), config, tensors, matrix_type=GGMLQuantizationType.Q8_0
+    )
+
+
+@pytest.mark.parametrize("write", [quantised_gguf, write_huggingface])
+def test_memory_stays_below_one_copy_and_some_blocks(write: Writer, tmp_path: Path) -> None:
+    """Breaks when a tensor is read or decoded whole, or parameters exist twice.
+
+    Counts NumPy's memory, from which JAX borrows the loaded parameters on the CPU.
+    """
+    config = tiny_config(vocab_size=40_000)
+    checkpoint = open_checkpoint(write(tmp_path / "tiny", config, random_tensors(config)))
+    declared = declared_parameters(config, "bfloat16")
+    tracemalloc.start()
+    parameters = checkpoint.load(declared, one_device)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    loaded_bytes = sum(array.nbytes for array in parameters.values())
+    largest_bytes = max(array.nbytes for array in parameters.values())
+    block_bytes = BLOCK_ROWS * config.hidden_size * 4
+    assert largest_bytes > 4 * block_bytes
+    assert peak_bytes < loaded_bytes + 4 * block_bytes
 
 
 def test_another_declaration_than_the_checkpoint_s_is_refused(tmp_path: Path) -> None:
