@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy, which safetensors then returns
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -148,6 +147,7 @@ def _read_header(file: Path) -> dict[str, _Entry]:
 
 def _open_file(file: Path) -> Any:
     try:
+        # bfloat16 comes as the NumPy type that importing JAX has registered.
         return safe_open(file, framework="numpy")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file}: not readable as safetensors: {error}") from error

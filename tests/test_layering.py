@@ -35,6 +35,9 @@ WITHOUT_JAX = (
     "engine.request",
     "engine.scheduler",
     "engine.step_shapes",
+    "models.gguf_config",
+    "models.huggingface_config",
+    "models.metadata",
 )
 
 
