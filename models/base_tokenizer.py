@@ -88,20 +88,9 @@ class Tokenizer(abc.ABC):
         return frozenset(self._special_bytes)
 
     @cached_property
-    def special_characters(self) -> frozenset[str]:
-        """Characters without some of which no control token can be spelled.
-
-        The punctuation of every spelling, or the first character of one that has none.
-        """
-        characters = set()
-        for token in self._settings.special_tokens:
-            punctuation = {c for c in token.text if not (c.isalnum() or c.isspace() or c in '"\\')}
-            characters |= punctuation or {token.text[0]}
-        return frozenset(characters)
-
-    def can_spell_special(self, text: str) -> bool:
-        """Whether part of `text`, or it with more text around it, can spell a control token."""
-        return any(_overlap(text, token.text) for token in self._settings.special_tokens)
+    def special_spellings(self) -> frozenset[str]:
+        """How the control tokens are spelled."""
+        return frozenset(token.text for token in self._settings.special_tokens)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, parse_special: bool = False
@@ -183,18 +172,6 @@ class Tokenizer(abc.ABC):
     def _with_prefix(self, ids: list[int]) -> list[int]:
         prefix = list(self._settings.prefix_ids)
         return ids if ids[: len(prefix)] == prefix else prefix + ids
-
-
-def _overlap(text: str, spelling: str) -> bool:
-    """Whether one holds the other, or the end of one is the beginning of the other."""
-    return (
-        text in spelling
-        or spelling in text
-        or any(
-            text.endswith(spelling[:n]) or text.startswith(spelling[-n:])
-            for n in range(1, min(len(text), len(spelling)))
-        )
-    )
 
 
 def check_text(text: str, name: str) -> None:

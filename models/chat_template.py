@@ -1,20 +1,12 @@
 """Chats to token ids through the model's Jinja template. No JAX.
 
-Text that users wrote must never become a control token, yet a template mixes it with markup that
-must. So before rendering, the characters that control tokens are spelled with are replaced, in all
-text from outside, by stand-ins: private-use characters that occur nowhere in the request. A control
-token is recognised only where all its punctuation came from the template; then the stand-ins give
-way to what they stand for. Filters and methods (trim, split) treat a stand-in like any character,
-so other text is rendered and encoded as by Hugging Face's `apply_chat_template`.
-
-Some templates look for markup such as </think> in messages. Such a string keeps its characters
-where it occurs, unless it is part of a control token's spelling.
+The ids are those of Hugging Face's `apply_chat_template`, except where a message spells a control
+token: there it would become one, here it stays text (see models.foreign_text).
 """
 
 import datetime
 import json
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn, override
 
@@ -25,14 +17,13 @@ import jinja2.parser
 import jinja2.sandbox
 
 from .base_tokenizer import Tokenizer, check_text
+from .foreign_text import Disguise, TemplateText
 
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
 MAX_RENDERED_CHARACTERS = 16 * 1024 * 1024
 
 # Templates build markup from roles (Phi writes "<|" + role + "|>"), so only these exist.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
-_PRIVATE_USE = range(0x100000, 0x10FFFE)
 
 Variables = Mapping[str, str | bool | int | float | None]
 
@@ -67,11 +58,11 @@ def render_chat(
     _check_messages(messages)
     _check_variables(variables, reserved={*tokenizer.named_tokens, *_RESERVED})
     compiled = _compile(template, tokenizer)
-    outside = [text for message in messages for text in message.values()]
-    outside += [value for value in variables.values() if isinstance(value, str)]
-    if sum(map(len, outside)) > MAX_RENDERED_CHARACTERS:
+    foreign = [text for message in messages for text in message.values()]
+    foreign += [value for value in variables.values() if isinstance(value, str)]
+    if sum(map(len, foreign)) > MAX_RENDERED_CHARACTERS:
         raise ValueError(f"messages hold more than {MAX_RENDERED_CHARACTERS} characters")
-    disguise = _Disguise(compiled, outside)
+    disguise = Disguise(compiled.text, foreign)
     values: dict[str, Any] = {
         name: disguise.put_on(value) if isinstance(value, str) else value
         for name, value in variables.items()
@@ -92,7 +83,7 @@ def render_chat(
         "tools": None,
         "documents": None,
     }
-    return tokenizer.encode_rendered(_render(compiled.template, values), disguise.stand_ins)
+    return tokenizer.encode_rendered(_render(compiled.template, values), disguise.meanings)
 
 
 _RESERVED = (
@@ -106,15 +97,7 @@ _RESERVED = (
 
 
 class _Compiled:
-    """A template, and how it and a tokenizer see text.
-
-    Attributes:
-      template: Compiled.
-      special_characters: What text from outside must not bring in.
-      kept: Finds the strings that the template may look for and that cannot become a control
-        token. None if there are none.
-      used_characters: Of the template's own text.
-    """
+    """A template, compiled, and what its own text means for foreign text in it."""
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
@@ -127,47 +110,15 @@ class _Compiled:
             self.template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateError as error:
             raise ValueError(f"chat template: {error}") from error
-        constants = [str(node.value) for node in parsed.find_all(jinja2.nodes.Const)]
-        self.used_characters = frozenset(source).union(*constants)
-        self.special_characters = tokenizer.special_characters
-        kept = [
-            text
-            for text in sorted(set(constants), key=lambda text: (-len(text), text))
-            if not self.special_characters.isdisjoint(text)
-            and not tokenizer.can_spell_special(text)
-        ]
-        self.kept = re.compile(f"({'|'.join(map(re.escape, kept))})") if kept else None
+        literals = {node.data for node in parsed.find_all(jinja2.nodes.TemplateData)}
+        literals |= {str(node.value) for node in parsed.find_all(jinja2.nodes.Const)}
+        literals |= {*tokenizer.named_tokens.values(), *ROLES}
+        self.text = TemplateText(literals - {""}, tokenizer.special_spellings)
 
 
 @lru_cache(maxsize=16)
 def _compile(source: str, tokenizer: Tokenizer) -> _Compiled:
     return _Compiled(source, tokenizer)
-
-
-class _Disguise:
-    """Stand-ins for the characters that control tokens are spelled with, for one chat.
-
-    Attributes:
-      stand_ins: The meaning of each stand-in.
-    """
-
-    def __init__(self, compiled: _Compiled, outside: Iterable[str]) -> None:
-        used = compiled.used_characters.union(*outside)
-        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-        characters = sorted(compiled.special_characters)
-        self.stand_ins = dict(zip(free, characters, strict=False))
-        if len(self.stand_ins) < len(characters):
-            raise ValueError("messages use too much of Unicode's private-use plane 16")
-        self._table = str.maketrans({c: stand_in for stand_in, c in self.stand_ins.items()})
-        self._kept = compiled.kept
-
-    def put_on(self, text: str) -> str:
-        """The text with stand-ins."""
-        if self._kept is None:
-            return text.translate(self._table)
-        parts = self._kept.split(text)  # every other part is a kept string
-        parts[::2] = [part.translate(self._table) for part in parts[::2]]
-        return "".join(parts)
 
 
 def _render(template: jinja2.Template, values: dict[str, Any]) -> str:

@@ -12,11 +12,12 @@ class, pushed once.
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 _MOST_PENDING_BYTES = 3
 
 
+@runtime_checkable
 class TokenBytes(Protocol):
     """What a detokenizer needs of a tokenizer."""
 
@@ -102,10 +103,7 @@ class IncrementalDetokenizer:
 
     def _drop_broken_prompt_character(self, first_byte: bytes) -> None:
         """Forgets the prompt's unfinished character unless the output goes on with it."""
-        try:
-            codecs.getincrementaldecoder("utf-8")("strict").decode(
-                self._prompt_pending + first_byte
-            )
-        except UnicodeDecodeError:
+        # A character, whole or cut off, decodes to one; a second one says that the byte broke it.
+        if len((self._prompt_pending + first_byte).decode(errors="replace")) > 1:
             self._decoder.reset()
         self._prompt_pending = b""

@@ -98,9 +98,13 @@ class _Vocabulary:
 
     @staticmethod
     def read(metadata: Metadata) -> "_Vocabulary":
-        tokens = metadata.get("tokenizer.ggml.tokens")
-        if not isinstance(tokens, list) or not all(t and isinstance(t, str) for t in tokens):
-            raise metadata.error("tokenizer.ggml.tokens", "a list of spellings")
+        tokens = _list(metadata, "tokenizer.ggml.tokens")
+        for token_id, token in enumerate(tokens):
+            if not isinstance(token, str) or not token:
+                raise CheckpointError(
+                    f"{metadata.source}: tokenizer.ggml.tokens[{token_id}] is {token!r}; "
+                    "it must be a spelling"
+                )
         types = _parallel_list(metadata, "tokenizer.ggml.token_type", len(tokens))
         return _Vocabulary(tokens, types)
 
@@ -115,16 +119,13 @@ def _byte_level_bpe(metadata: Metadata, vocabulary: _Vocabulary) -> Tokenizer:
     split = _WORD_SPLITS.get(pre) if isinstance(pre, str) else None
     if split is None:
         raise metadata.error("tokenizer.ggml.pre", f"one of {', '.join(_WORD_SPLITS)}")
-    merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list):
-        raise metadata.error("tokenizer.ggml.merges", "a list of merges")
     # Control tokens and unused ones are left out, so that no text can become one.
     ids = {token: token_id for token_id, token in vocabulary.of_type(NORMAL, USER_DEFINED).items()}
     try:
         library = tokenizers.Tokenizer(
             models.BPE(
                 ids,
-                [_merge(each) for each in merges],
+                [_merge(each) for each in _list(metadata, "tokenizer.ggml.merges")],
                 ignore_merges=split.looks_up_whole_words,
             )
         )
@@ -235,9 +236,19 @@ def _settings(
 
 def _parallel_list(metadata: Metadata, key: str, length: int) -> list[Any]:
     """A list with one entry for each token."""
+    values = _list(metadata, key)
+    if len(values) != length:
+        raise CheckpointError(
+            f"{metadata.source}: {key} has {len(values)} entries; it must have {length}, "
+            "one for each token"
+        )
+    return values
+
+
+def _list(metadata: Metadata, key: str) -> list[Any]:
     values = metadata.get(key)
-    if not isinstance(values, list) or len(values) != length:
-        raise metadata.error(key, f"a list of {length} numbers, one for each token")
+    if not isinstance(values, list):
+        raise metadata.error(key, "a list")
     return values
 
 
