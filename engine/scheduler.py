@@ -117,9 +117,7 @@ class Scheduler:
         config = self._config
         step = _Step(min(config.prefill_chunk_tokens, config.token_budget - num_decodes))
         self._run(step)
-        # A step that had to preempt has no pages to give away.
-        if not step.preempted:
-            self._admit(step, now_s)
+        self._admit(step, now_s)
         if not step.decodes and not step.chunks:
             return None
         return Schedule(
@@ -157,7 +155,11 @@ class Scheduler:
             at += 1
 
     def _admit(self, step: _Step, now_s: float) -> None:
-        """Gives slots to waiting requests, in order, as long as their prompts fit."""
+        """Gives slots to waiting requests, in order, as long as their prompts fit.
+
+        Nobody comes back in the step that preempted them: what their pages leave, once the one
+        who needed them is served, is less than what they held.
+        """
         while self.waiting and self._free_slots and step.takes_chunks:
             state = self.waiting[0]
             if state.in_flight:
@@ -175,12 +177,13 @@ class Scheduler:
             self._add_chunk(step, state, min(step.budget, state.prefill_end), is_insert=True)
 
     def _promised_pages(self, state: RequestState) -> int:
-        """Pages to leave free for a running request: the rest of its prompt, or one to grow by.
+        """Pages to leave free for a running request: one to grow by, if it can grow.
 
-        Without them a newcomer would be preempted as soon as it is admitted.
+        Without it a newcomer would be preempted as soon as it is admitted. No prompt is half done
+        when somebody is admitted, for it would have taken all the prompt tokens of the step.
         """
-        soon = max(state.prefill_end + 1, state.num_computed_tokens + self._config.page_size)
-        return self._pages(min(soon, state.max_kv_tokens)) - len(state.page_ids)
+        soon = min(state.num_computed_tokens + self._config.page_size, state.max_kv_tokens)
+        return self._pages(soon) - len(state.page_ids)
 
     def _add_chunk(self, step: _Step, state: RequestState, length: int, *, is_insert: bool) -> None:
         start = state.num_computed_tokens

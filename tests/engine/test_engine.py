@@ -163,16 +163,31 @@ def test_a_preempted_request_continues_where_it_was():
 
 
 def test_a_prompt_preempted_between_chunks_gives_its_log_probabilities_once():
-    """A chunk is in flight without a sample when its request starts over; its result is late."""
-    engine, _ = fake_engine(small_config(max_num_seqs=2, prefill_chunk_tokens=4), num_pages=12)
+    """Some were given before `late` lost its slot; its prompt runs again from the start."""
+    engine, _ = fake_engine(small_config(max_num_seqs=2, prefill_chunk_tokens=2), num_pages=12)
     early = request("early", range(3), max_tokens=34, seed=1)
     late = request("late", range(30), max_tokens=2, seed=2, prompt_logprobs=True)
     answers: dict[str, Answer] = {}
     engine.add_request(early)
     step(engine, answers)
     engine.add_request(late)
+    while engine.load().preemptions_total == 0:
+        step(engine, answers)
+    assert 0 < len(answers["late"].prompt_logprobs) < 29
     finish(engine, answers)
     assert answers == {one.request_id: _expected(engine, one) for one in (early, late)}
+
+
+def test_a_result_of_an_earlier_stay_in_a_slot_is_dropped():
+    """Today no request comes back while a chunk of it is unread; deeper pipelines would do that."""
+    engine, _ = fake_engine(small_config(prefill_chunk_tokens=4))
+    engine.add_request(request("a", range(12), max_tokens=2, prompt_logprobs=True))
+    engine.step()
+    (state,) = engine._scheduler.running
+    state.generation += 1
+    assert engine.step() == []
+    (output,) = engine.step()
+    assert output.prompt_logprobs
 
 
 def _greedy_output(prompt: tuple[int, ...], length: int) -> list[int]:
@@ -381,6 +396,7 @@ def test_a_step_that_fails_ends_all_requests_and_the_engine(kind: str, number: i
     assert all(output.error and "secret" not in output.error for output in last.values())
     assert isinstance(engine.failure, RuntimeError)
     assert engine.load().failed
+    assert executor.log[-1] == (kind, number), "the device was used after it failed"
     with pytest.raises(EngineUnavailable):
         engine.add_request(_long("g"))
     assert engine.step() == []

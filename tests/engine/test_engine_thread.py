@@ -255,6 +255,23 @@ def test_drain_lets_requests_end_and_takes_no_new_ones(rig: Rig):
     assert rig.answers() == {"a": rig.expected(wanted)}, "the last output came after the drain"
 
 
+def test_drain_waits_until_the_last_outputs_have_arrived(rig: Rig):
+    """Their receiver may be taken down after it."""
+    is_receiving, may_return = threading.Event(), threading.Event()
+
+    def receive() -> None:
+        is_receiving.set()
+        assert may_return.wait(WAIT_S)
+
+    rig.on_call = receive
+    rig.thread.submit(request("a", max_tokens=1))
+    assert is_receiving.wait(WAIT_S)
+    assert not rig.thread.drain(0.01)
+    may_return.set()
+    assert rig.thread.drain(WAIT_S)
+    assert set(rig.answers()) == {"a"}
+
+
 def test_stop_ends_every_request_and_the_thread(rig: Rig):
     rig.close_gate()
     for number in range(9):

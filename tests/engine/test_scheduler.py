@@ -103,7 +103,7 @@ class Driver:
         states = [*schedule.decodes, *(chunk.state for chunk in schedule.chunks)]
         assert len(set(map(id, states))) == len(states), "a request is in a step twice"
         assert all(row.slot is not None for row in states)
-        assert not set(map(id, schedule.preempted)) & set(map(id, states))
+        assert not set(map(id, schedule.preempted)) & set(map(id, states)), "back at once"
 
 
 def test_decode_rows_first_then_prompts_under_way_then_admissions():
@@ -154,8 +154,8 @@ def test_a_newcomer_leaves_room_for_what_runs_to_grow():
         assert not driver.step().preempted
 
 
-def test_a_newcomer_leaves_the_pages_that_admitted_prompts_still_need():
-    """`a` holds 2 pages of the 6 that its prompt needs; `b` must not count the other 4 as free."""
+def test_a_newcomer_leaves_the_pages_that_a_prompt_under_way_still_needs():
+    """`a` holds 2 pages of the 6 that its prompt needs; `b` must not take the other 4 as free."""
     driver = Driver(small_config(prefill_chunk_tokens=8), 9)
     driver.add(state("a", 22, 2))
     driver.step()
