@@ -14,18 +14,22 @@ import numpy as np
 from .request import Schedule
 from .step_shapes import StepKey
 
-# Columns of a slot row; max_stop_ids columns of stop ids follow, padded with NO_TOKEN.
+# Columns of a slot row: the same in an upload and in device state. max_stop_ids columns of stop ids
+# follow, padded with NO_TOKEN. A step changes those from TOKEN to POSITION and no others.
 SLOT = 0
-REMAINING = 1  # output tokens still to sample, the next one included
-POSITION = 2  # output position of the next token
-TEMPERATURE = 3  # float32 bits
-TOP_K = 4
-TOP_P = 5  # float32 bits
-MIN_P = 6  # float32 bits
-SEED_LOW = 7  # uint32 bits
-SEED_HIGH = 8  # uint32 bits
-LOGPROBS = 9  # 1: report log-probabilities
-STOP_IDS = 10
+TOKEN = 1  # the last sampled token, which the next decode row feeds
+KV_LEN = 2  # tokens whose KV is in the pages
+ACTIVE = 3  # 1 while the slot decodes: from its first sampled token until it stops
+REMAINING = 4  # output tokens still to sample, the next one included
+POSITION = 5  # output position of the next token
+TEMPERATURE = 6  # float32 bits
+TOP_K = 7
+TOP_P = 8  # float32 bits
+MIN_P = 9  # float32 bits
+SEED_LOW = 10  # uint32 bits
+SEED_HIGH = 11  # uint32 bits
+LOGPROBS = 12  # 1: report the log-probability of each sampled token
+STOP_IDS = 13
 
 # Columns of a segment: whose tokens a run of the chunk holds.
 SEGMENT_SLOT = 0
@@ -93,7 +97,8 @@ class UploadLayout:
 
     def split(self, packed: Any) -> dict[str, Any]:
         """Views of a packed NumPy array, or slices of a traced one, by part name."""
-        views, start = {}, 0
+        views: dict[str, Any] = {}
+        start = 0
         for name, shape in self.parts.items():
             stop = start + int(np.prod(shape))
             views[name] = packed[start:stop].reshape(shape)
@@ -130,6 +135,9 @@ def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
         sampling = state.request.sampling
         row[:STOP_IDS] = (
             state.slot,
+            0,  # no token yet,
+            0,  # no KV,
+            0,  # not active: all three come with the prompt's last chunk
             state.max_tokens - len(state.output_token_ids),
             len(state.output_token_ids),
             float_bits(sampling.temperature),

@@ -4,12 +4,13 @@ A step runs `rows` decode rows and `chunk` prompt tokens (chunk 0: a decode step
 short lists, so that everything that will ever run is compiled before READY.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..configs.engine_config import EngineConfig
 
 MAX_SEGMENTS = 8
+SMALLEST_ROWS = 2  # one row takes ten times as long as two: the CPU multiplies it in a scalar loop
 
 
 @dataclass(frozen=True, order=True)
@@ -45,11 +46,7 @@ def smallest_at_least(buckets: Sequence[int], value: int) -> int:
 
 @dataclass(frozen=True)
 class StepShapes:
-    """The buckets of one engine, ascending. Decode steps and mixed steps have their own rows.
-
-    One row costs ten times two (a one-row matmul runs as a scalar loop on the CPU), so no bucket
-    is smaller than 2.
-    """
+    """The buckets of one engine, ascending. Decode steps and mixed steps have their own rows."""
 
     decode_rows: tuple[int, ...]
     mixed_rows: tuple[int, ...]
@@ -57,16 +54,21 @@ class StepShapes:
 
     @staticmethod
     def from_config(config: EngineConfig) -> "StepShapes":
-        """Buckets that cover every batch up to max_num_seqs rows and prefill_chunk_tokens."""
-        most_rows = max(2, config.max_num_seqs)
-        most_chunk = max(2, config.prefill_chunk_tokens)
+        """Buckets that cover every batch up to max_num_seqs rows and prefill_chunk_tokens.
+
+        Decode steps are most of the work, so their buckets are close: a batch of 9 pays for 16
+        rows. In a mixed step the chunk costs more than the rows, so two or three buckets do.
+        Example: 32 rows and chunks of 256 give decode rows 2, 8, 16, 32, mixed rows 2, 32 and
+        chunks 16, 64, 256: ten executables.
+        """
+        rows = max(SMALLEST_ROWS, config.max_num_seqs)
         return StepShapes(
-            decode_rows=_up_to(most_rows, start=2, factor=2, count=5),
-            mixed_rows=_up_to(most_rows, start=2, factor=4, count=3),
-            chunks=_up_to(most_chunk, start=2, factor=4, count=3),
+            decode_rows=_buckets(rows, SMALLEST_ROWS, lambda n: n // 2 if n > 8 else n // 4),
+            mixed_rows=_buckets(rows, SMALLEST_ROWS, lambda n: n // 16),
+            chunks=_buckets(max(SMALLEST_ROWS, config.prefill_chunk_tokens), 16, lambda n: n // 4),
         )
 
-    def keys(self) -> list[StepKey]:
+    def all_keys(self) -> list[StepKey]:
         """Every executable, largest first: the costliest compile starts first."""
         mixed = [StepKey(rows, chunk) for rows in self.mixed_rows for chunk in self.chunks]
         decode = [StepKey(rows, 0) for rows in self.decode_rows]
@@ -82,12 +84,9 @@ class StepShapes:
         )
 
 
-def _up_to(most: int, *, start: int, factor: int, count: int) -> tuple[int, ...]:
-    """At most `count` buckets ending in `most`, each at most `factor` below the next.
-
-    Example: most 32, factor 2, count 5 gives (2, 4, 8, 16, 32); most 100 (6, 12, 25, 50, 100).
-    """
+def _buckets(most: int, smallest: int, shrink: Callable[[int], int]) -> tuple[int, ...]:
+    """Ascending buckets that end in `most`, each shrunk from the next, down to `smallest`."""
     buckets = [most]
-    while len(buckets) < count and buckets[-1] > start:
-        buckets.append(max(start, buckets[-1] // factor))
+    while buckets[-1] > smallest:
+        buckets.append(max(smallest, shrink(buckets[-1])))
     return tuple(reversed(buckets))

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from ..configs.model_config import ModelConfig
@@ -23,7 +24,7 @@ RopeTable = tuple[jax.Array, jax.Array]
 def _parameter(
     shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: Any
 ) -> nnx.Param[jax.Array]:
-    """Declares a parameter: its shape, its dtype, and the mesh axis that each dimension shards over.
+    """Declares a parameter: shape, dtype, and the logical axis that each dimension shards over.
 
     Values come from a checkpoint, so a declaration never computes any: see `declared_parameters`.
     """
@@ -62,7 +63,7 @@ class DecoderLayer(nnx.Module):
         kv_layer: KVLayer,
         batch: PagedBatch,
     ) -> tuple[Float[Array, "tokens hidden"], KVLayer]:
-        """The residual stream after this layer, and this layer's pages with the tokens' KV written."""
+        """The residual stream after this layer, and its pages with the tokens' KV written."""
         config = self.config
         tokens, group = x.shape[0], config.num_q_heads // config.num_kv_heads
         with jax.named_scope("attention"):
@@ -102,13 +103,15 @@ class Decoder(nnx.Module):
         self.embedding = _parameter((config.vocab_size, config.hidden_size), ("vocab", None), dtype)
         self.layers = nnx.List([DecoderLayer(config, dtype) for _ in range(config.num_layers)])
         self.final_norm = _parameter((config.hidden_size,), (None,), "float32")
-        if not config.tie_word_embeddings:
-            self.head = _parameter((config.vocab_size, config.hidden_size), ("vocab", None), dtype)
+        self.head = (
+            None
+            if config.tie_word_embeddings
+            else _parameter((config.vocab_size, config.hidden_size), ("vocab", None), dtype)
+        )
 
     def __call__(
         self,
         token_ids: Int32[Array, " tokens"],
-        positions: Int32[Array, " tokens"],
         kv: Sequence[KVLayer],
         batch: PagedBatch,
     ) -> tuple[Float[Array, "tokens hidden"], list[KVLayer]]:
@@ -117,20 +120,19 @@ class Decoder(nnx.Module):
         Token ids must be in [0, vocab_size): out of range they would silently read another row.
         """
         x = self.embedding[...][token_ids].astype(jnp.float32)
-        rope = rope_table(positions, self.config)
-        kv_after = []
+        # Behind a barrier the step's tables are computed once; XLA would repeat them in each layer.
+        rope, batch = lax.optimization_barrier((rope_table(batch.positions, self.config), batch))
+        kv_after: list[KVLayer] = []
         for layer, kv_layer in zip(self.layers, kv, strict=True):
             x, kv_layer = _run_layer(layer, x, rope, kv_layer, batch)
             kv_after.append(kv_layer)
         return rms_norm(x, self.final_norm[...], self.config.rms_norm_eps), kv_after
 
-    def logits(
-        self, hidden: Float[Array, "positions hidden"]
-    ) -> Float[Array, "positions vocab"]:
+    def logits(self, hidden: Float[Array, "positions hidden"]) -> Float[Array, "positions vocab"]:
         """Scores of every token at the given positions; float32."""
         with jax.named_scope("head"):
-            tied = self.config.tie_word_embeddings
-            return linear(hidden, self.embedding[...] if tied else self.head[...])
+            head = self.embedding if self.head is None else self.head
+            return linear(hidden, head[...])
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def decoder_from_parameters(
     """A decoder that holds the given arrays.
 
     Raises:
-      ValueError: A parameter is missing, extra, misshapen or of another dtype; the message names it.
+      ValueError: A parameter is missing, extra, misshapen or of another dtype; names it.
     """
     declared = declared_parameters(config, dtype)
     for path in declared.keys() ^ parameters.keys():

@@ -12,27 +12,30 @@ from ..configs.model_config import ModelConfig
 
 
 def linear(
-    x: Float[Array, "tokens inputs"], weight: Float[Array, "*outputs inputs"]
-) -> Float[Array, "tokens *outputs"]:
-    """x times the transpose of an output-major weight, in float32.
+    x: Float[Array, "tokens inputs"], weight: Float[Array, "... inputs"]
+) -> Float[Array, "tokens ..."]:
+    """Returns x times the transpose of an output-major weight, in float32.
 
     Every matrix product of the model goes through here. Output-major is how checkpoints store
-    weights and what the CPU multiplies fastest.
+    weights and what the CPU multiplies fastest; a weight with several output dimensions multiplies
+    as a matrix, since XLA's CPU product of more than two takes two to three times as long.
     """
-    return lax.dot_general(
+    *outputs, inputs = weight.shape
+    product = lax.dot_general(
         x.astype(weight.dtype),
-        weight,
-        (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())),
+        weight.reshape(-1, inputs),
+        (((1,), (1,)), ((), ())),
         # Without it a TPU multiplies float32 operands as bfloat16.
         precision=lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None,
         preferred_element_type=jnp.float32,
     )
+    return product.reshape(x.shape[0], *outputs)
 
 
 def rms_norm(
     x: Float[Array, "*batch hidden"], weight: Float[Array, " hidden"], epsilon: float
 ) -> Float[Array, "*batch hidden"]:
-    """x over its root mean square, times weight. Source: https://arxiv.org/abs/1910.07467."""
+    """X over its root mean square, times weight. Source: https://arxiv.org/abs/1910.07467."""
     return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon) * weight
 
 
@@ -68,7 +71,7 @@ def apply_rope(
     x: Float[Array, "tokens *heads head_dim"],
     table: tuple[Float[Array, "tokens half_head_dim"], Float[Array, "tokens half_head_dim"]],
 ) -> Float[Array, "tokens *heads head_dim"]:
-    """Rotates pair (i, i + head_dim / 2) of each head: the half-split convention of Hugging Face."""
+    """Rotates pairs (i, i + head_dim / 2) of each head: Hugging Face's half-split convention."""
     heads = (1,) * (x.ndim - 2)
     cos, sin = (part.reshape(part.shape[0], *heads, part.shape[1]) for part in table)
     first, second = jnp.split(x, 2, axis=-1)

@@ -25,6 +25,11 @@ class KVLayer:
     v: Float[Array, "pages page_size kv_width"]
 
     @property
+    def num_pages(self) -> int:
+        """Pages of the pool."""
+        return self.k.shape[0]
+
+    @property
     def page_size(self) -> int:
         """Tokens per page."""
         return self.k.shape[1]

@@ -91,7 +91,7 @@ def prefill_work(
     visit_ends = jnp.cumsum(visit_blocks)
     most_items = (chunk // tile + segments - 1) * most_blocks
     item = jnp.arange(most_items)
-    visit = jnp.searchsorted(visit_ends, item, side="right")
+    visit = (visit_ends <= item[:, None]).sum(-1)
     visit = jnp.minimum(visit, visit_blocks.shape[0] - 1)  # past the list: any visit will do
     return PrefillWork(
         segment_of=segment_of.astype(jnp.int32),

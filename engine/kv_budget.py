@@ -1,0 +1,46 @@
+"""How many pages the KV pool gets. Arithmetic only; whoever measures passes the numbers in."""
+
+from ..configs.engine_config import EngineConfig
+from ..configs.model_config import ModelConfig
+
+HOST_SHARE = 4  # the pool takes at most one part in this many of the host memory that is free
+MAX_POOL_TOKENS = 2**31 - 1  # device code numbers the places of the pool with int32
+
+
+def num_pages(
+    config: EngineConfig, model: ModelConfig, *, bytes_per_page: int, free_bytes: int
+) -> int:
+    """Pages of the pool, page 0 included.
+
+    Args:
+      config: num_pages or kv_cache_bytes decide where they are given.
+      model: Its longest context bounds what the slots can use.
+      bytes_per_page: Over all layers.
+      free_bytes: Memory that the pool may take where the config does not say.
+
+    Raises:
+      ValueError: The pool would be too small for one page of use, or too large to be numbered.
+    """
+    source = "num_pages"
+    if config.num_pages is not None:
+        pages = config.num_pages
+    elif config.kv_cache_bytes is not None:
+        source = "kv_cache_bytes"
+        pages = config.kv_cache_bytes // bytes_per_page
+    else:
+        source = "memory that is free for the KV pool"
+        longest = min(config.max_model_len or model.max_position, model.max_position)
+        usable = config.max_num_seqs * -(-longest // config.page_size)
+        most = MAX_POOL_TOKENS // config.page_size
+        pages = min(free_bytes // bytes_per_page, usable + 1, most)
+    if pages < 2:
+        raise ValueError(
+            f"{source} gives {pages} pages of {bytes_per_page} bytes; it must give at least 2: "
+            "page 0 stays zero"
+        )
+    if pages * config.page_size > MAX_POOL_TOKENS:
+        raise ValueError(
+            f"{source} gives {pages} pages of {config.page_size} tokens; "
+            f"they must hold at most {MAX_POOL_TOKENS} tokens"
+        )
+    return pages

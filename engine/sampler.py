@@ -1,0 +1,272 @@
+"""Choosing the next token on the device: greedy, or a draw from a truncated distribution.
+
+The order is temperature, top-k, top-p (renormalised after top-k), min-p. Each of the three keeps a
+prefix of the tokens in descending order of likelihood, ties at the border by lowest id, so the
+survivors are a prefix too. One uniform number then picks the survivor at which the cumulative
+mass, summed in order of ids, exceeds it.
+
+Two ways find the survivors, and each row's own values decide which it takes, so a token does not
+depend on batch-mates:
+* narrow: the most likely tokens, taken from the blocks with the highest maxima; enough when the
+  survivors end inside them. No pass over the vocabulary but one for its mass.
+* wide: a threshold found by bisection over the float's bits, exact, for rows where they do not.
+Rules that no row of the batch uses are skipped. Nothing is sorted or scanned: counting and small
+triangular products do the same on a few hundred values, and compile in a fraction of the time.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.random import threefry_2x32
+from jaxtyping import Array, Bool, Float, Int32, UInt32
+
+BLOCK = 64  # vocabulary entries per block
+NARROW = 64  # candidates of the narrow way
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SamplingRows:
+    """How each row samples. Rows that are padding must hold temperature 0.
+
+    Attributes:
+      temperature: 0: greedy.
+      top_k: Tokens to keep; 0 or at least the vocabulary: all.
+      top_p: Mass to keep; 1: all.
+      min_p: Least likelihood to keep, relative to the most likely token; 0: all.
+      seed: Two words of the request's seed.
+      position: Output position of the token, from 0.
+    """
+
+    temperature: Float[Array, " rows"]
+    top_k: Int32[Array, " rows"]
+    top_p: Float[Array, " rows"]
+    min_p: Float[Array, " rows"]
+    seed: UInt32[Array, "rows 2"]
+    position: Int32[Array, " rows"]
+
+
+def sample(logits: Float[Array, "rows vocab"], rows: SamplingRows) -> Int32[Array, " rows"]:
+    """The next token of each row.
+
+    A row's token depends on its own logits, parameters, seed and position only.
+    """
+    blocks = _blocks(logits)
+    block_high = blocks.max(-1)
+    greedy = _greedy(blocks, block_high)
+    is_drawn = rows.temperature > 0
+    return lax.cond(
+        is_drawn.any(),
+        lambda: jnp.where(is_drawn, _draw(blocks, block_high, rows), greedy),
+        lambda: greedy,
+    )
+
+
+def uniform(
+    seed: UInt32[Array, "rows 2"], position: Int32[Array, " rows"]
+) -> Float[Array, " rows"]:
+    """The number in [0, 1) that decides a row's token: a function of its seed and position alone.
+
+    Threefry-2x32 with the seed as key and (position, choice) as counter; its first word's upper 24
+    bits. There is one choice yet, number 0. Source: https://doi.org/10.1145/2063384.2063405.
+    """
+    counter = jnp.stack([position.astype(jnp.uint32), jnp.zeros_like(seed[:, 0])], axis=-1)
+    bits = jax.vmap(threefry_2x32)((seed[:, 0], seed[:, 1]), counter)[:, 0]
+    return (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
+
+
+def chosen_logprobs(
+    logits: Float[Array, "rows vocab"], tokens: Int32[Array, " rows"]
+) -> Float[Array, " rows"]:
+    """Log-probability of each row's token under the raw distribution, before any rule."""
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def _blocks(logits: Float[Array, "rows vocab"]) -> Float[Array, "rows blocks block"]:
+    """Logits in blocks; the last is filled up with -inf."""
+    # Behind a barrier the head's product is not fused into each pass over its result.
+    logits = lax.optimization_barrier(logits)
+    rows, vocab = logits.shape
+    padded = jnp.pad(logits, ((0, 0), (0, -vocab % BLOCK)), constant_values=-jnp.inf)
+    return padded.reshape(rows, -1, BLOCK)
+
+
+def _greedy(
+    blocks: Float[Array, "rows blocks block"], block_high: Float[Array, "rows blocks"]
+) -> Int32[Array, " rows"]:
+    """Argmax in two stages, lowest id on ties: 20 times faster on the CPU than in one."""
+    best = jnp.argmax(block_high, axis=-1)
+    within = jnp.take_along_axis(blocks, best[:, None, None], axis=1)[:, 0]
+    return (best * BLOCK + jnp.argmax(within, axis=-1)).astype(jnp.int32)
+
+
+def _draw(
+    blocks: Float[Array, "rows blocks block"],
+    block_high: Float[Array, "rows blocks"],
+    rows: SamplingRows,
+) -> Int32[Array, " rows"]:
+    vocab = blocks.shape[1] * BLOCK
+    is_drawn = rows.temperature > 0
+    temperature = jnp.where(is_drawn, rows.temperature, 1.0)
+    # Likelihoods relative to the most likely token: in [0, 1], no overflow at any temperature.
+    relative = blocks - block_high.max(-1)[:, None, None]
+    likelihood = jnp.exp(relative / temperature[:, None, None])
+    top_k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
+    is_truncated = (top_k < vocab) | (rows.top_p < 1) | (rows.min_p > 0)
+    chance = uniform(rows.seed, rows.position)
+
+    narrow_token, suffices = _draw_narrow(likelihood, block_high, top_k, rows, chance)
+    is_narrow = is_truncated & suffices
+    is_wide = is_drawn & ~is_narrow
+
+    def draw_wide() -> jax.Array:
+        needs_border = is_wide & is_truncated
+        kept = lax.cond(
+            needs_border.any(),
+            lambda: _truncate(likelihood, top_k, rows.top_p, rows.min_p, needs_border),
+            lambda: likelihood,
+        )
+        return jnp.where(is_narrow, narrow_token, _inverse(kept, chance))
+
+    return lax.cond(is_wide.any(), draw_wide, lambda: narrow_token)
+
+
+def _draw_narrow(
+    likelihood: Float[Array, "rows blocks block"],
+    block_high: Float[Array, "rows blocks"],
+    top_k: Int32[Array, " rows"],
+    rows: SamplingRows,
+    chance: Float[Array, " rows"],
+) -> tuple[Int32[Array, " rows"], Bool[Array, " rows"]]:
+    """A draw among the NARROW most likely tokens, and whether all survivors are among them."""
+    num_rows, num_blocks, _ = likelihood.shape
+    # Any NARROW highest tokens lie in the NARROW blocks with the highest maxima.
+    _, block = lax.top_k(block_high, min(NARROW, num_blocks))
+    candidates = jnp.take_along_axis(likelihood, block[..., None], axis=1)
+    value, place = lax.top_k(candidates.reshape(num_rows, -1), NARROW)
+    token = jnp.take_along_axis(block, place // BLOCK, axis=1) * BLOCK + place % BLOCK
+
+    # Order by value, then by id: candidate j comes before candidate i.
+    is_tied_before = (value[:, None] == value[..., None]) & (token[:, None] < token[..., None])
+    is_before = (value[:, None] > value[..., None]) | is_tied_before
+    rank = is_before.sum(-1)
+    in_k = jnp.where(rank < top_k[:, None], value, 0)
+    mass_before = jnp.where(is_before, in_k[:, None], 0).sum(-1)
+    k_is_inside = top_k <= NARROW
+    mass = jnp.where(k_is_inside, in_k.sum(-1), likelihood.sum((-2, -1)))
+    in_p = mass_before < _mass_target(rows.top_p, mass)[:, None]
+    is_kept = (rank == 0) | ((in_k > 0) & in_p & (value >= rows.min_p[:, None]))
+    # Enough if the survivors end above the least candidate: then none of its equals outside the
+    # candidates could have been kept. And top_p needs to know the mass that top_k left.
+    least_kept = jnp.where(is_kept, value, jnp.inf).min(-1)
+    knows_mass = k_is_inside | (top_k >= num_blocks * BLOCK) | (rows.top_p >= 1)
+    suffices = (least_kept > value.min(-1)) & knows_mass
+
+    weight = jnp.where(is_kept, value, 0)
+    # Mass of the survivors with lower ids: the order in which the wide way sums too.
+    mass_below = jnp.where(token[:, None] < token[..., None], weight[:, None], 0).sum(-1)
+    is_reached = is_kept & (mass_below <= (chance * weight.sum(-1))[:, None])
+    # The chosen one is the last that is reached, and the first always is.
+    return jnp.where(is_reached, token, -1).max(-1).astype(jnp.int32), suffices
+
+
+def _mass_target(
+    top_p: Float[Array, " rows"], mass: Float[Array, " rows"]
+) -> Float[Array, " rows"]:
+    """The mass at which top_p stops keeping; a top_p of 1 keeps all, whatever rounding says."""
+    return jnp.where(top_p < 1, top_p * mass, jnp.inf)
+
+
+def _truncate(
+    likelihood: Float[Array, "rows blocks block"],
+    top_k: Int32[Array, " rows"],
+    top_p: Float[Array, " rows"],
+    min_p: Float[Array, " rows"],
+    is_needed: Bool[Array, " rows"],
+) -> Float[Array, "rows blocks block"]:
+    """The likelihoods with everything but the survivors at zero; other rows stay whole."""
+
+    def apply_rule(rule: int, kept: jax.Array) -> jax.Array:
+        # Rule 0 counts tokens up to top_k, rule 1 sums their mass up to top_p.
+        weight = jnp.where(rule == 0, 1.0, kept)
+        target = jnp.where(
+            rule == 0, top_k.astype(jnp.float32), _mass_target(top_p, kept.sum((-2, -1)))
+        )
+        return _keep_prefix(kept, weight, target)
+
+    # A loop, though there are two, so that the bisection is compiled once.
+    kept = lax.fori_loop(0, 2, apply_rule, likelihood)
+    kept = jnp.where(kept >= min_p[:, None, None], kept, 0)
+    return jnp.where(is_needed[:, None, None], kept, likelihood)
+
+
+def _keep_prefix(
+    value: Float[Array, "rows blocks block"],
+    weight: Float[Array, "rows blocks block"],
+    target: Float[Array, " rows"],
+) -> Float[Array, "rows blocks block"]:
+    """Keeps tokens until their weight reaches the target: highest first, lowest id first on ties.
+
+    The token that reaches it is kept. The border is found by bisection over the bits of the value:
+    those of non-negative floats order as the floats do, so 31 halvings are exact.
+    """
+    bits = lax.bitcast_convert_type(value, jnp.int32)
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds  # the weight at or above low reaches the target, at or above high not
+        middle = low + (high - low) // 2
+        reaches = jnp.where(bits >= middle[:, None, None], weight, 0).sum((-2, -1)) >= target
+        return jnp.where(reaches, middle, low), jnp.where(reaches, high, middle)
+
+    rows = value.shape[0]
+    above_one = lax.bitcast_convert_type(jnp.float32(1.5), jnp.int32)  # no likelihood exceeds 1
+    border, _ = lax.fori_loop(0, 31, halve, (jnp.zeros(rows, jnp.int32), jnp.full(rows, above_one)))
+    is_above = bits > border[:, None, None]
+    tied = jnp.where(bits == border[:, None, None], weight, 0)
+    rest = target - jnp.where(is_above, weight, 0).sum((-2, -1))  # what the tied may still add
+    block_before = _sums_before(tied.sum(-1))
+    # The one block in which the tied reach the rest; before it all are kept, after it none.
+    last = jnp.maximum((block_before < rest[:, None]).sum(-1) - 1, 0)[:, None]
+    in_last = jnp.take_along_axis(tied, last[..., None], axis=1)[:, 0]
+    before = jnp.take_along_axis(block_before, last, axis=1) + _sums_before(in_last)
+    block = jnp.arange(value.shape[1])
+    is_kept_tie = (block < last)[..., None] | (
+        (block == last)[..., None] & (before < rest[:, None])[:, None]
+    )
+    return jnp.where(is_above | ((bits == border[:, None, None]) & is_kept_tie), value, 0)
+
+
+def _inverse(
+    weight: Float[Array, "rows blocks block"], chance: Float[Array, " rows"]
+) -> Int32[Array, " rows"]:
+    """The token at which the mass, summed in order of ids, exceeds chance times the whole."""
+    block_mass = weight.sum(-1)
+    block_before = _sums_before(block_mass)
+    target = (chance * block_mass.sum(-1))[:, None]
+    block = _last_reached(block_before, block_mass, target)[:, None]
+    inside = jnp.take_along_axis(weight, block[..., None], axis=1)[:, 0]
+    before = jnp.take_along_axis(block_before, block, axis=1) + _sums_before(inside)
+    return (block[:, 0] * BLOCK + _last_reached(before, inside, target)).astype(jnp.int32)
+
+
+def _last_reached(
+    before: Float[Array, "rows places"],
+    mass: Float[Array, "rows places"],
+    target: Float[Array, "rows 1"],
+) -> Int32[Array, " rows"]:
+    """The last place that has mass and begins at or before the target; the first, if none does."""
+    has_mass = mass > 0
+    place = jnp.arange(mass.shape[1])
+    first = jnp.where(has_mass, place, mass.shape[1] - 1).min(-1)
+    reached = jnp.where(has_mass & (before <= target), place, -1).max(-1)
+    return jnp.maximum(reached, first).astype(jnp.int32)
+
+
+def _sums_before(x: Float[Array, "rows places"]) -> Float[Array, "rows places"]:
+    """For each place the sum of all before it, as a product with a triangle of ones."""
+    place = jnp.arange(x.shape[1])
+    triangle = (place[:, None] < place).astype(x.dtype)
+    return jnp.dot(x, triangle, precision=lax.Precision.HIGHEST)
