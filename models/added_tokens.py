@@ -68,8 +68,8 @@ class TokenSplitter:
                 yield before
             yield token
             if token.rstrip:
-                after = text[position:]
-                position += len(after) - len(after.lstrip(_WHITE_SPACE))
+                while position < len(text) and text[position] in _WHITE_SPACE:
+                    position += 1
             start = position
         if start < len(text):
             yield text[start:]

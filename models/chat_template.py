@@ -37,9 +37,9 @@ def render_chat(
     now: datetime.datetime,
     variables: Variables | None = None,
 ) -> list[int]:
-    """The prompt ids of a chat: the template's control tokens, no EOS added, at most one BOS.
+    """The prompt ids of a chat: no control tokens but those that the template makes.
 
-    A BOS begins it if the model's files ask for one or the template makes one.
+    One exception: a BOS is put first if the model's files ask for one and the template makes none.
 
     Args:
       template: Jinja source from the model's files; code, so never a client's.

@@ -109,7 +109,7 @@ def load_huggingface_tokenizer(folder: Path) -> LibraryTokenizer:
     named_ids = {name: library.token_to_id(text) for name, text in files.named_tokens.items()}
     bos, eos = named_ids.get("bos_token"), named_ids.get("eos_token")
     prefix, suffix = _template_ids(library)
-    piece_bytes, drops_leading_space = _piece_bytes(description["decoder"], source)
+    piece_bytes, drops_leading_space = _piece_bytes(description.get("decoder"), source)
     unknown = _unknown_token_id(description["model"], library)
     settings = TokenizerSettings(
         vocab_size=max(library.get_vocab(with_added_tokens=True).values()) + 1,

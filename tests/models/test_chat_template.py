@@ -38,7 +38,8 @@ TEMPLATES = {
         "{% if '</think>' in m.content %}"
         "{% set thought = m.content.split('</think>')[0].split('<think>')[-1] %}"
         "<|im_start|>[{{ thought }}]{{ m.content.split('</think>')[-1] }}<|im_end|>"
-        "{% elif m.content.startswith('<tool_response>') %}<|im_start|>tool{{ m.content }}<|im_end|>"
+        "{% elif m.content.startswith('<tool_response>') %}"
+        "<|im_start|>tool{{ m.content }}<|im_end|>"
         "{% else %}<|im_start|>{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
     ),
     "json": "{% for m in messages %}<s>{{ m | tojson }}{{ m.content | tojson }}</s>{% endfor %}",
