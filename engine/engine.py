@@ -149,8 +149,8 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Dispatches the next step, then reads the one before; at most one output per request.
 
-        Never raises for what a step did: if one fails, every request ends with an error and
-        `failure` says why.
+        Never raises for what a step did: if one fails, every request ends with an error, after
+        what the step brought for it by then, and `failure` says why.
         """
         try:
             now_s = self._clock()

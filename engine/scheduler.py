@@ -173,7 +173,7 @@ class Scheduler:
             state.generation += 1
             if state.admitted_s is None:
                 state.admitted_s = now_s
-            self._insert_running(state)
+            self.running.append(state)  # it waited, so it is later than all who run
             self._add_chunk(step, state, min(step.budget, state.prefill_end), is_insert=True)
 
     def _promised_pages(self, state: RequestState) -> int:
@@ -224,8 +224,7 @@ class Scheduler:
         self._release(state)
         state.num_computed_tokens = 0
         state.num_preemptions += 1
-        at = sum(other.ordinal < state.ordinal for other in self.waiting)
-        self.waiting.insert(at, state)
+        self.waiting.appendleft(state)  # it ran, so it is earlier than all who wait
 
     def _release(self, state: RequestState) -> None:
         assert state.slot is not None
@@ -233,10 +232,6 @@ class Scheduler:
         state.slot = None
         self.pool.free(state.page_ids)
         state.page_ids = []
-
-    def _insert_running(self, state: RequestState) -> None:
-        at = sum(other.ordinal < state.ordinal for other in self.running)
-        self.running.insert(at, state)
 
     def _missing_pages(self, state: RequestState, num_tokens: int) -> int:
         return self._pages(state.num_computed_tokens + num_tokens) - len(state.page_ids)
