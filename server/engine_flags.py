@@ -16,7 +16,7 @@ from ..configs.presets import DEFAULT_PRESET, preset_names
 from ..models.fetch import default_cache_dir
 from .command_line import UsageError, is_given
 
-_CONFIG_FLAGS = {
+_HELP = {
     "max_num_seqs": "Requests that run at once.",
     "max_num_batched_tokens": (
         "Most tokens in one step, running requests and prompt tokens together; more than "
@@ -33,6 +33,10 @@ _CONFIG_FLAGS = {
     "seed": "Where the seeds of requests come from that bring none.",
     "max_num_queued": "Requests that may wait for a slot; one more is refused.",
 }
+
+
+ALL_FIELDS = tuple(_HELP)
+"""Fields of EngineConfig that can be flags; dtype always is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +59,12 @@ class ModelOptions:
     compilation_cache_dir: Path | None
 
 
-def define_engine_flags(
-    values: flags.FlagValues, *, names: tuple[str, ...] = tuple(_CONFIG_FLAGS)
-) -> None:
+def define_engine_flags(values: flags.FlagValues, fields: tuple[str, ...]) -> None:
     """Defines them.
 
     Args:
       values: The command's.
-      names: Which fields of EngineConfig become flags.
+      fields: Which of ALL_FIELDS become flags.
     """
     flags.DEFINE_string(
         "model",
@@ -79,8 +81,8 @@ def define_engine_flags(
         flag_values=values,
     )
     defaults = dataclasses.asdict(EngineConfig())
-    for name in names:
-        flags.DEFINE_integer(name, defaults[name], _CONFIG_FLAGS[name], flag_values=values)
+    for name in fields:
+        flags.DEFINE_integer(name, defaults[name], _HELP[name], flag_values=values)
     flags.DEFINE_string(
         "compilation_cache_dir",
         str(default_cache_dir() / "compiled"),
@@ -89,25 +91,29 @@ def define_engine_flags(
     )
 
 
-def refuse_engine_flags(values: flags.FlagValues, why: str) -> None:
+def refuse_engine_flags(values: flags.FlagValues, fields: tuple[str, ...], why: str) -> None:
     """Raises UsageError if any of these flags is given, where it would mean nothing."""
-    own = {"model", "dtype", "compilation_cache_dir", *_CONFIG_FLAGS} - {"seed"}
-    for name in own & set(values):
+    for name in ("model", "dtype", *fields, "compilation_cache_dir"):
         if is_given(values, name):
             raise UsageError(f"--{name} {why}")
 
 
 def model_options(
-    values: flags.FlagValues, *, served_name: str | None = None, **fixed: int
+    values: flags.FlagValues,
+    fields: tuple[str, ...],
+    *,
+    served_name: str | None = None,
+    **fixed: int,
 ) -> ModelOptions:
     """What the flags say; raises ValueError naming the flag, its value and the bound.
 
     Args:
       values: The command's, parsed.
+      fields: Those it defined.
       served_name: What clients will call the model.
-      fixed: Fields of EngineConfig for which the command has no flag.
+      fixed: Other fields of EngineConfig.
     """
-    config = {name: getattr(values, name) for name in _CONFIG_FLAGS if name in values} | fixed
+    config = {name: getattr(values, name) for name in fields} | fixed
     cache = values.compilation_cache_dir
     return ModelOptions(
         model=values.model,

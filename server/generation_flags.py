@@ -20,7 +20,13 @@ from .progress import ProgressDisplay
 
 # One request at a time needs one slot, and few executables to compile.
 _LOCAL_MAX_NUM_SEQS = 1
-_LOCAL_FLAGS = ("prefill_chunk_tokens", "max_model_len", "page_size", "num_pages", "kv_cache_bytes")
+_LOCAL_FIELDS = (
+    "prefill_chunk_tokens",
+    "max_model_len",
+    "page_size",
+    "num_pages",
+    "kv_cache_bytes",
+)
 
 
 def define_generation_flags(values: flags.FlagValues) -> None:
@@ -74,7 +80,7 @@ def define_generation_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_bool(
         "ignore_eos", False, "Go on after the model's end-of-sequence ids.", flag_values=values
     )
-    define_engine_flags(values, names=_LOCAL_FLAGS)
+    define_engine_flags(values, _LOCAL_FIELDS)
 
 
 def sampling(values: flags.FlagValues) -> pb.Sampling:
@@ -90,7 +96,8 @@ def sampling(values: flags.FlagValues) -> pb.Sampling:
             try:
                 setattr(message, name, value)
             except ValueError as error:
-                raise UsageError(f"--{name} is {value}; it must fit 64 bits") from error
+                bound = "[0, 2**64)" if name == "seed" else "[-(2**63), 2**63)"
+                raise UsageError(f"--{name} is {value}; it must be in {bound}") from error
     if values.ignore_eos:
         message.ignore_eos = True
     return message
@@ -113,11 +120,13 @@ def token_ids(name: str, values: flags.FlagValues) -> list[int]:
 def connected(values: flags.FlagValues) -> Generator[grpc.Channel]:
     """A channel to the server that the flags name, or to one in this process."""
     if values.server:
-        refuse_engine_flags(values, "is for a model in this process; it goes without --server")
+        refuse_engine_flags(
+            values, _LOCAL_FIELDS, "is for a model in this process; it goes without --server"
+        )
         with open_channel(values.server) as channel:
             yield channel
         return
-    options = model_options(values, max_num_seqs=_LOCAL_MAX_NUM_SEQS)
+    options = model_options(values, _LOCAL_FIELDS, max_num_seqs=_LOCAL_MAX_NUM_SEQS)
     # Imported late: JAX takes a second, and a remote server's client needs none of it.
     load_model = importlib.import_module(".model_loading", __package__).load_model
     local_server = importlib.import_module(".local_server", __package__).local_server

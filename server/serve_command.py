@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from .command_line import EXIT_FAILURE, Command, CommandError, UsageError
-from .engine_flags import define_engine_flags, model_options
+from .engine_flags import ALL_FIELDS, define_engine_flags, model_options
 from .model_loading import load_model
 from .progress import ProgressDisplay
 from .server import ServerConfig
@@ -18,7 +18,7 @@ from .serving import serve_until_stopped
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of `octavo serve`."""
-    define_engine_flags(values)
+    define_engine_flags(values, ALL_FIELDS)
     flags.DEFINE_string(
         "served_model_name",
         None,
@@ -48,7 +48,7 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     drain_timeout_s = values.drain_timeout_s
     if not 0 <= drain_timeout_s < float("inf"):
         raise UsageError(f"--drain_timeout_s is {drain_timeout_s}; it must be 0 or more seconds")
-    options = model_options(values, served_name=values.served_model_name)
+    options = model_options(values, ALL_FIELDS, served_name=values.served_model_name)
     most_live = options.engine.max_num_seqs + options.engine.max_num_queued
     config = ServerConfig(
         host=values.host,

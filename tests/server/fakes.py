@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 
 from octavo.configs.engine_config import EngineConfig
 from octavo.engine.admission import EngineLimits, admit, check_room
-from octavo.engine.request import FinishReason, Load, Request, RequestOutput, RequestState, Timings
+from octavo.engine.request import (
+    FinishReason,
+    Load,
+    Request,
+    RequestOutput,
+    RequestState,
+    SamplingParams,
+    Timings,
+)
 from octavo.server.served_model import ServedModel
 
 EOS = 256
@@ -58,6 +66,16 @@ class FakeEngine:
             check_room(request.request_id, self._live, self._config)
             self._live[request.request_id] = state
             self.submitted.append(request)
+
+    def submit_text(self, text: str, *, arrival_s: float) -> None:
+        self.submit(
+            Request(
+                request_id=text,
+                prompt_token_ids=tuple(text.encode()),
+                sampling=SamplingParams(),
+                arrival_s=arrival_s,
+            )
+        )
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
         with self._lock:

@@ -1,0 +1,205 @@
+"""The command line: help, errors in one line, and generate and chat against a (fake) server."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from octavo.server.main import COMMANDS, main
+
+from .processes import ROOT, fake_server_command, server_process
+
+
+@pytest.fixture(scope="module")
+def address() -> Generator[str]:
+    """A fake server, shared: requests do not disturb each other."""
+    with server_process(fake_server_command()) as server:
+        yield server.address
+
+
+@pytest.mark.parametrize("arguments", [[], ["help"], ["--help"], ["-h"]])
+def test_lists_the_commands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"\n  {command} " in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: octavo {command}")
+    assert "None" not in out  # a default that means nothing to users
+
+
+def test_help_has_every_serve_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["serve", "--help"])
+    out = capsys.readouterr().out
+    for flag in (
+        *("model", "host", "port", "dtype", "max_num_seqs", "max_num_batched_tokens"),
+        *("prefill_chunk_tokens", "max_model_len", "page_size", "num_pages", "kv_cache_bytes"),
+        *("seed", "max_num_queued", "served_model_name", "compilation_cache_dir"),
+        "drain_timeout_s",
+    ):
+        assert f"  --{flag}=" in out
+    assert "(default: 50051)" in out
+    assert "(default: smollm2-135m-instruct)" in out
+
+
+BAD_COMMAND_LINES = {
+    "serv": "did you mean 'serve'?",
+    "serve --prot=1": "Did you mean: port",
+    "serve --port=65536": "--port=65536: 65536 is not an integer in the range [0, 65535]",
+    "serve --port=x": "--port=x",
+    "serve --dtype=int8": "--dtype=int8: value should be one of <bfloat16|float32>",
+    "serve --max_num_seqs=0": "--max_num_seqs is 0; it must be a whole number in [1, 4096]",
+    "serve --max_num_batched_tokens=5": "--max_num_batched_tokens is 5; it must exceed",
+    "serve --num_pages=9 --kv_cache_bytes=9": "--num_pages is 9 and kv_cache_bytes is 9",
+    "serve --drain_timeout_s=nan": "--drain_timeout_s is nan; it must be",
+    "serve --drain_timeout_s=-1": "--drain_timeout_s is -1.0; it must be",
+    "serve smollm2": "['smollm2']",
+    "serve --model=/no/such/file": "--model is '/no/such/file'; it must be a preset (",
+    "serve --flagfile=/no/such/file": "/no/such/file",
+    "fetch": "it must be NAME",
+    "fetch other": "NAME is 'other'; it must be one of smollm2-135m-instruct",
+    "convert a": "it must be SRC DST",
+    "generate": "give either --prompt or --prompt_ids",
+    "generate --prompt=a --prompt_ids=1": "give either --prompt or --prompt_ids",
+    "generate --prompt_ids=1,b": "--prompt_ids is 1,b; it must be whole numbers",
+    "generate --prompt_ids=-1": "--prompt_ids has -1",
+    "generate --prompt_ids=1 --chat": "--chat goes with --prompt",
+    "generate --prompt=a --logprobs": "--logprobs goes with --json",
+    "generate --prompt=a --seed=-1 --server=localhost:1": "--seed is -1; it must be in [0, 2**64)",
+    "generate --prompt=a --stop_token_ids=-1 --server=localhost:1": "--stop_token_ids has -1",
+    "generate --prompt=a --server=localhost:1 --page_size=16": "--page_size is for a model in",
+}
+
+
+@pytest.mark.parametrize("line", BAD_COMMAND_LINES)
+def test_bad_command_lines_end_in_one_line(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 2
+    out, errors = capfd.readouterr()
+    assert out == ""
+    last = errors.splitlines()[-1]
+    assert last.startswith("octavo")
+    assert ": error: " in last
+    assert BAD_COMMAND_LINES[line] in last
+    assert "Traceback" not in errors
+
+
+def test_flagfile(tmp_path: Path, capsys: pytest.CaptureFixture[str], address: str) -> None:
+    file = tmp_path / "flags"
+    file.write_text(f"--server={address}\n--prompt=hello\n--max_tokens=4\n")
+    assert main(["generate", f"--flagfile={file}"]) == 0
+    assert capsys.readouterr().out.endswith("hel\n")  # and the id that starts a text
+
+
+def test_generate_prints_text_and_a_summary(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["generate", f"--server={address}", "--prompt_ids=104,105,195,169", "--max_tokens=6"]
+    assert main(line) == 0
+    out, errors = capsys.readouterr()
+    assert out == "hiéhi\n"
+    assert errors == (
+        "4 prompt + 6 output tokens, ended by length, first token after 0.500 s, "
+        "then 10.0 tokens/s\n"
+    )
+
+
+def test_generate_json_has_everything(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["generate", f"--server={address}", "--json", "--logprobs", "--prompt_logprobs"]
+    line += ["--prompt_ids=65,66,67", "--stop_token_ids=67", "--temperature=0", "--seed=3"]
+    assert main(line) == 0
+    out, errors = capsys.readouterr()
+    assert errors == ""
+    assert json.loads(out) == {
+        "text": "ABC",
+        "token_ids": [65, 66, 67],
+        "finish_reason": "stop",
+        "stop_token_id": 67,
+        "usage": {"prompt_tokens": 3, "completion_tokens": 3},
+        "timings": {"queue_s": 0.25, "ttft_s": 0.5, "e2e_s": 1.0},
+        "num_preemptions": 3,
+        "logprobs": [0, -1, -2],
+        "prompt_logprobs": [-1, -2],
+    }
+
+
+def test_generate_with_chat_uses_the_template(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["generate", f"--server={address}", "--prompt=hi", "--chat", "--max_tokens=8"]
+    assert main(line) == 0
+    assert capsys.readouterr().out == "<user>hi\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "said", "exit_code"),
+    [
+        ("--top_p=2", "--top_p is 2.0; it must be", 2),
+        ("--temperature=nan", "--temperature is nan; it must be", 2),
+        ("--max_tokens=0", "--max_tokens is 0; it must be", 2),
+        ("--stop_token_ids=1,258", "--stop_token_ids[1] is 258; it must be", 2),
+        ("--server=localhost:1", "UNAVAILABLE: ", 1),
+    ],
+)
+def test_what_the_server_refuses_is_one_line_too(
+    flag: str, said: str, exit_code: int, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["generate", f"--server={address}", "--prompt=a", flag]
+    assert main(line) == exit_code
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert errors.startswith(f"octavo generate: error: {said}")
+    assert errors.count("\n") == 1
+
+
+def test_chat_remembers_and_survives_ctrl_c(address: str) -> None:
+    """Fails if Ctrl-C ends the program, or if the history is not sent."""
+    command = [sys.executable, "-c", "import sys; from octavo.server.main import main; main()"]
+    command += ["chat", f"--server={address}", "--system=S"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def say(line: bytes) -> None:
+            assert process.stdin is not None
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()
+
+        def read_until(end: bytes) -> bytes:
+            assert process.stdout is not None
+            got = b""
+            while not got.endswith(end):
+                byte = process.stdout.read(1)
+                assert byte, got
+                got += byte
+            return got
+
+        say(b"one")
+        read_until(b"> <system>S<user>one")
+        process.send_signal(signal.SIGINT)  # the fake engine would go on for a minute
+        read_until(b"[cancelled]\n")
+        say(b"two")
+        assert b"<system>S<user>one<assistant><system>S<user>one" in read_until(b"<user>two")
+        process.send_signal(signal.SIGINT)
+        read_until(b"[cancelled]\n")
+        say(b"/exit")
+        assert process.wait(timeout=10) == 0
+
+
+def test_a_remote_client_needs_no_jax(address: str) -> None:
+    code = (
+        "import sys; sys.modules['jax'] = None; from octavo.server.main import main; "
+        f"sys.exit(main(['generate', '--server={address}', '--prompt=a', '--max_tokens=1']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr

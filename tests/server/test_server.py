@@ -1,0 +1,190 @@
+"""The port and what lies around the two services: health, reflection, loading, pings."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from octavo.server import octavo_pb2 as pb
+from octavo.server.server import Server, ServerConfig
+
+from .fakes import served
+from .harness import Running, reason_of, refused, request, running
+
+SERVICES = ("", "octavo.v1.Inference", "liveness")
+
+
+async def health(at: Running) -> tuple[bool, ...]:
+    """Whether each of SERVICES is SERVING."""
+    stub: Any = health_pb2_grpc.HealthStub(at.channel)
+    answers = [await stub.Check(health_pb2.HealthCheckRequest(service=s)) for s in SERVICES]
+    return tuple(a.status == health_pb2.HealthCheckResponse.SERVING for a in answers)
+
+
+def test_from_loading_over_ready_to_draining() -> None:
+    async def scenario() -> None:
+        async with running(is_ready=False) as at:
+
+            async def state() -> pb.ServerState:
+                return (await at.control.GetServerInfo(pb.GetServerInfoRequest())).state
+
+            at.server.lifecycle.stage = "compiling 12 of 20"
+            assert await health(at) == (False, False, True)
+            assert await state() == pb.SERVER_STATE_LOADING
+            for call in (
+                at.inference.Generate(request()).read(),
+                at.inference.Tokenize(pb.TokenizeRequest(text="a")),
+                at.control.GetModelInfo(pb.GetModelInfoRequest()),
+                at.control.GetLoad(pb.GetLoadRequest()),
+            ):
+                error = await refused(call)
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+                assert reason_of(error) == "LOADING"
+                assert "compiling 12 of 20" in str(error.details())
+
+            await at.server.set_ready(served(at.engine))
+            assert await health(at) == (True, True, True)
+            assert await state() == pb.SERVER_STATE_READY
+
+            await at.server.drain(timeout_s=1)
+            assert await health(at) == (False, False, True)
+            assert await state() == pb.SERVER_STATE_DRAINING
+            error = await refused(at.inference.Generate(request()).read())
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert reason_of(error) == "DRAINING"
+            assert (await at.control.GetModelInfo(pb.GetModelInfoRequest())).name == "fake"
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_comes_during_the_drain_does_not_make_it_ready() -> None:
+    async def scenario() -> None:
+        async with running(is_ready=False) as at:
+            await at.server.drain(timeout_s=1)
+            await at.server.set_ready(served(at.engine))
+            assert await health(at) == (False, False, True)
+
+    asyncio.run(scenario())
+
+
+def test_a_broken_engine_is_neither_ready_nor_alive() -> None:
+    async def scenario() -> None:
+        async with running() as at:
+            await at.server.lifecycle.set_sound(False)
+            assert await health(at) == (False, False, False)
+            await at.server.lifecycle.set_sound(True)
+            assert await health(at) == (True, True, True)
+
+    asyncio.run(scenario())
+
+
+def test_model_info_and_load() -> None:
+    async def scenario() -> None:
+        async with running(max_num_seqs=1) as at:
+            info = await at.control.GetModelInfo(pb.GetModelInfoRequest())
+            assert info == pb.GetModelInfoResponse(
+                name="fake",
+                vocab_size=258,
+                max_model_len=4096,
+                eos_token_ids=[256],
+                has_chat_template=True,
+                dtype="float32",
+                device="cpu",
+                max_num_seqs=8,
+                num_pages=1024,
+                page_size=16,
+            )
+            calls = [at.inference.Generate(request()) for _ in range(3)]
+            for call in calls:
+                await call.read()
+            at.engine.step(2)
+            load = await at.control.GetLoad(pb.GetLoadRequest())
+            assert load == pb.GetLoadResponse(
+                num_running=1,
+                num_queued=2,
+                num_pages=1023,
+                num_free_pages=1020,
+                num_streams=3,
+                steps_total=2,
+                prompt_tokens_total=15,
+            )
+
+    asyncio.run(scenario())
+
+
+def test_reflection_describes_the_services() -> None:
+    async def scenario() -> None:
+        async with running() as at:
+
+            def describe() -> tuple[set[str], list[str]]:
+                with grpc.insecure_channel(f"127.0.0.1:{at.port}") as channel:
+                    database = ProtoReflectionDescriptorDatabase(channel)
+                    service = DescriptorPool(database).FindServiceByName("octavo.v1.Inference")
+                    return set(database.get_services()), list(service.methods_by_name)
+
+            services, methods = await asyncio.to_thread(describe)
+            assert {"octavo.v1.Inference", "octavo.v1.Control", "grpc.health.v1.Health"} < services
+            assert methods == ["Generate", "Tokenize", "Detokenize"]
+
+    asyncio.run(scenario())
+
+
+def test_every_rpc_has_a_handler() -> None:
+    """A method that is in the proto and not in the service would fail on its first call only."""
+    for name, service in pb.DESCRIPTOR.services_by_name.items():
+        module = __import__(f"octavo.server.{name.lower()}_service", fromlist=["x"])
+        for method in service.methods_by_name:
+            assert callable(getattr(getattr(module, f"{name}Service"), method))
+
+
+def test_a_taken_port_is_an_error() -> None:
+    """Fails if SO_REUSEPORT lets two servers share the port."""
+
+    async def scenario() -> None:
+        async with running() as at:
+            second = Server(ServerConfig(port=at.port))
+            with pytest.raises(OSError, match=f"127.0.0.1:{at.port}"):
+                await second.start()
+            await second.stop()
+
+    asyncio.run(scenario())
+
+
+PINGING = (
+    ("grpc.keepalive_time_ms", 200),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+def test_pings_are_allowed_up_to_the_configured_rate() -> None:
+    """Case 10.1: a silent stream under a pinging client. gRPC's default ends it at three pings."""
+
+    async def after_4_s(min_ping_interval_ms: int) -> str:
+        options = {"min_ping_interval_ms": min_ping_interval_ms}
+        async with running(channel_options=PINGING, server_options=options) as at:
+            call = at.inference.Generate(request())
+            await call.read()
+            try:
+                async with asyncio.timeout(4):
+                    await call.read()
+            except TimeoutError:
+                return "open"
+            except grpc.aio.AioRpcError as error:
+                return str(error.details())
+            return "an event"
+
+    async def scenario() -> None:
+        assert await asyncio.gather(after_4_s(100), after_4_s(60_000)) == [
+            "open",
+            "Too many pings",
+        ]
+
+    asyncio.run(scenario())

@@ -1,0 +1,97 @@
+"""A whole process: READY, SIGTERM once and twice, a drain that ends and one that cannot."""
+
+import re
+import signal
+import time
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from octavo.server import octavo_pb2 as pb
+from octavo.server import octavo_pb2_grpc
+from octavo.server.client import open_channel
+
+from .harness import kinds, request, token_ids
+from .processes import fake_server_command, server_process
+
+TOO_MANY = 4000  # output tokens that no test waits for
+
+
+def test_ready_is_one_line_on_stdout() -> None:
+    with server_process(fake_server_command()) as server:
+        assert re.fullmatch(
+            r"READY grpc=127\.0\.0\.1:\d+ model=fake device=cpu pages=1024 slots=8 "
+            r"compile_s=\d+\.\d\n",
+            server.ready_line,
+        )
+        server.process.send_signal(signal.SIGINT)
+        rest, errors = server.process.communicate(timeout=10)
+        assert (rest, errors) == ("", "compiling 12 of 20\n")
+        assert server.process.returncode == 0
+
+
+def test_sigterm_lets_running_streams_finish_and_takes_no_new_ones() -> None:
+    with (
+        server_process(fake_server_command()) as server,
+        open_channel(server.address) as channel,
+    ):
+        inference = octavo_pb2_grpc.InferenceStub(channel)
+        call = inference.Generate(request(max_tokens=40))
+        events = [next(call), next(call)]
+        server.process.send_signal(signal.SIGTERM)
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        while (  # the signal takes a moment to arrive
+            health.Check(health_pb2.HealthCheckRequest()).status
+            == health_pb2.HealthCheckResponse.SERVING
+        ):
+            time.sleep(0.01)
+        with pytest.raises(grpc.RpcError) as refusal:
+            next(inference.Generate(request()))
+        assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "shutting down" in str(refusal.value.details())
+        events += list(call)
+        assert kinds(events)[-1] == "completed"
+        assert len(token_ids(events)) == 40
+        assert server.process.wait(timeout=10) == 0
+
+
+def test_what_outlasts_the_drain_gets_a_failed_event() -> None:
+    with (
+        server_process(fake_server_command(drain_timeout_s=0.1)) as server,
+        open_channel(server.address) as channel,
+    ):
+        call = octavo_pb2_grpc.InferenceStub(channel).Generate(request(max_tokens=TOO_MANY))
+        next(call)
+        server.process.send_signal(signal.SIGTERM)
+        events = list(call)
+        assert set(kinds(events)[:-1]) <= {"token_delta"}
+        assert events[-1].failed.code == pb.FAILURE_CODE_SHUTTING_DOWN
+        assert events[-1].failed.retryable
+        assert call.code() is grpc.StatusCode.OK
+        assert server.process.wait(timeout=10) == 0
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    with (
+        server_process(fake_server_command()) as server,
+        open_channel(server.address) as channel,
+    ):
+        call = octavo_pb2_grpc.InferenceStub(channel).Generate(request(max_tokens=TOO_MANY))
+        next(call)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert server.process.poll() is None  # it drains
+        server.process.send_signal(signal.SIGINT)
+        with pytest.raises(grpc.RpcError):
+            list(call)
+        assert server.process.wait(timeout=10) == 1
+
+
+def test_a_signal_while_loading_does_not_wait_for_the_model() -> None:
+    with server_process(fake_server_command(load_s=60), wait=False) as server:
+        assert server.process.stderr is not None
+        assert server.process.stderr.readline() == "compiling 12 of 20\n"
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=10) == 1
