@@ -127,7 +127,8 @@ def decode_attention(
         # Weights are 0 past the length, but 0 * NaN is NaN: the values are masked as well.
         v = jnp.where(seen[..., None], v, 0)
         mixed_block = lax.optimization_barrier(_batched(weights.astype(dtype), v, contract=(2, 1)))
-        return new_high, total * fade + weights.sum(-1), mixed * fade[..., None] + mixed_block
+        new_total = total * fade + _sum_in_halves(weights)
+        return new_high, new_total, mixed * fade[..., None] + mixed_block
 
     carry = (
         jnp.full((rows, q_heads), LOWEST, jnp.float32),
@@ -162,6 +163,18 @@ def decode_attention(
 def _own_columns(q_heads: int, kv_heads: int) -> Bool[Array, "q_heads kv_heads"]:
     """Which kv head each query head reads."""
     return jnp.arange(q_heads)[:, None] // (q_heads // kv_heads) == jnp.arange(kv_heads)
+
+
+def _sum_in_halves(x: Float[Array, "rows q_heads tokens"]) -> Float[Array, "rows q_heads"]:
+    """Sums each row's tokens in an order that the number of rows does not change.
+
+    XLA splits the axis of a plain sum where there are few rows: the stages of the loop would differ
+    in the last bit, and so would a row whose neighbours end sooner.
+    """
+    while (tokens := x.shape[-1]) > 1:
+        half = -(-tokens // 2)
+        x = x[..., :half] + jnp.pad(x[..., half:], ((0, 0), (0, 0), (0, 2 * half - tokens)))
+    return x[..., 0]
 
 
 def _batched(a: jax.Array, b: jax.Array, *, contract: tuple[int, int]) -> jax.Array:
