@@ -40,6 +40,7 @@ class Command:
       name: The word after `octavo`.
       summary: One line for the list of commands.
       positionals: Names of its arguments that are no flags, in order; all are needed.
+      program: The words before its name.
       define_flags: Defines its flags.
       run: Does it, given the parsed flags and the positionals; returns the exit code.
     """
@@ -49,6 +50,7 @@ class Command:
     define_flags: Callable[[flags.FlagValues], None]
     run: Callable[[flags.FlagValues, Sequence[str]], int]
     positionals: tuple[str, ...] = ()
+    program: str = "octavo"
 
 
 def run_command(command: Command, arguments: Sequence[str]) -> int:
@@ -78,7 +80,7 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
 
 def help_text(command: Command, values: flags.FlagValues) -> str:
     """What --help prints: each flag with its meaning and default, in order of definition."""
-    usage = " ".join(["octavo", command.name, *command.positionals, "[flags]"])
+    usage = " ".join([command.program, command.name, *command.positionals, "[flags]"])
     lines = [f"usage: {usage}", "", command.summary, "", "flags:"]
     for name in values:
         flag = values[name]
@@ -113,7 +115,7 @@ def _default_text(flag: flags.Flag[Any]) -> str:
 def _parse(command: Command, values: flags.FlagValues, arguments: Sequence[str]) -> tuple[str, ...]:
     """Sets the flags; returns the positionals."""
     try:
-        _, *positionals = values([f"octavo {command.name}", *arguments])
+        _, *positionals = values([f"{command.program} {command.name}", *arguments])
     except flags.Error as error:
         raise UsageError(str(error).removeprefix("ERROR:: ")) from error
     if not values.help and len(positionals) != len(command.positionals):
@@ -123,5 +125,5 @@ def _parse(command: Command, values: flags.FlagValues, arguments: Sequence[str])
 
 
 def _fail(command: Command, message: str, exit_code: int) -> int:
-    print(f"octavo {command.name}: error: {message}", file=sys.stderr)
+    print(f"{command.program} {command.name}: error: {message}", file=sys.stderr)
     return exit_code
