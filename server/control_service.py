@@ -6,7 +6,7 @@ from ..engine.request import FinishReason
 from . import octavo_pb2 as pb
 from .conversion import model_info
 from .lifecycle import Lifecycle, ServerState
-from .status import CallContext, refusals_end_call
+from .status import CallContext
 from .streams import StreamRouter
 
 _STATES = {
@@ -38,34 +38,31 @@ class ControlService:
         self, request: pb.GetModelInfoRequest, context: CallContext[pb.GetModelInfoResponse]
     ) -> pb.GetModelInfoResponse:
         """The served model's facts."""
-        async with refusals_end_call(context):
-            return model_info(self._lifecycle.loaded_model)
+        return model_info(self._lifecycle.loaded_model)
 
     async def GetLoad(
         self, request: pb.GetLoadRequest, context: CallContext[pb.GetLoadResponse]
     ) -> pb.GetLoadResponse:
         """How busy the engine is."""
-        async with refusals_end_call(context):
-            load = self._lifecycle.loaded_model.engine.load()
-            return pb.GetLoadResponse(
-                num_running=load.num_running,
-                num_queued=load.num_queued,
-                num_pages=load.num_pages,
-                num_free_pages=load.num_free_pages,
-                num_streams=len(self._router),
-                steps_total=load.steps_total,
-                preemptions_total=load.preemptions_total,
-                prompt_tokens_total=load.prompt_tokens_total,
-                output_tokens_total=load.output_tokens_total,
-            )
+        load = self._lifecycle.loaded_model.engine.load()
+        return pb.GetLoadResponse(
+            num_running=load.num_running,
+            num_queued=load.num_queued,
+            num_pages=load.num_pages,
+            num_free_pages=load.num_free_pages,
+            num_streams=len(self._router),
+            steps_total=load.steps_total,
+            preemptions_total=load.preemptions_total,
+            prompt_tokens_total=load.prompt_tokens_total,
+            output_tokens_total=load.output_tokens_total,
+        )
 
     async def Abort(
         self, request: pb.AbortRequest, context: CallContext[pb.AbortResponse]
     ) -> pb.AbortResponse:
         """Ends a request; asking twice is no error."""
-        async with refusals_end_call(context):
-            engine = self._lifecycle.loaded_model.engine
-            is_found = self._router.is_running(request.request_id)
-            if is_found:
-                engine.abort(request.request_id, FinishReason.CANCELLED)
-            return pb.AbortResponse(found=is_found)
+        engine = self._lifecycle.loaded_model.engine
+        is_found = self._router.is_running(request.request_id)
+        if is_found:
+            engine.abort(request.request_id, FinishReason.CANCELLED)
+        return pb.AbortResponse(found=is_found)

@@ -14,7 +14,7 @@ from .lifecycle import Lifecycle
 from .prompts import prompt_token_ids
 from .reply import Reply
 from .served_model import ServedModel
-from .status import CallContext, Refusal, invalid, refusals_end_call
+from .status import CallContext, Refusal, invalid
 from .streams import StreamRouter
 
 
@@ -50,62 +50,57 @@ class InferenceService:
     ) -> None:
         """Refuses by status before anything ran, or accepts and streams to the terminal event."""
         arrival_s = self._clock()
-        async with refusals_end_call(context):
-            with self._gate.enter():
-                model = self._lifecycle.model_for(request.model)
-                deadline_s = _deadline_s(context, arrival_s)
-                request_id = request.request_id or self._new_request_id()
-                stream = self._router.open(request_id)
-                try:
-                    accepted = Request(
-                        request_id=request_id,
-                        prompt_token_ids=tuple(await prompt_token_ids(request, model)),
-                        sampling=sampling_params(request.sampling, request.response),
-                        arrival_s=arrival_s,
-                        deadline_s=deadline_s,
-                    )
-                    _submit(model, accepted, request)
-                    stream.is_submitted = True
-                    reply = Reply(
-                        context,
-                        stream,
-                        model.codec.stream_decoder(
-                            accepted.prompt_token_ids,
-                            skip_special_tokens=_or_true(request.response, "skip_special_tokens"),
-                        ),
-                        request_id=request_id,
-                        num_prompt_tokens=len(accepted.prompt_token_ids),
-                    )
-                    await reply.send()
-                finally:
-                    # A client that went away ends up here by CancelledError, which goes on up:
-                    # swallowed, it leaks memory in grpc (https://github.com/grpc/grpc/issues/43360).
-                    if self._router.close(request_id):
-                        is_late = deadline_s is not None and self._clock() >= deadline_s
-                        reason = FinishReason.DEADLINE if is_late else FinishReason.CANCELLED
-                        model.engine.abort(request_id, reason)
+        with self._gate.enter():
+            model = self._lifecycle.model_for(request.model)
+            deadline_s = _deadline_s(context, arrival_s)
+            request_id = request.request_id or self._new_request_id()
+            stream = self._router.open(request_id)
+            try:
+                accepted = Request(
+                    request_id=request_id,
+                    prompt_token_ids=tuple(await prompt_token_ids(request, model)),
+                    sampling=sampling_params(request.sampling, request.response),
+                    arrival_s=arrival_s,
+                    deadline_s=deadline_s,
+                )
+                _submit(model, accepted, request)
+                stream.is_submitted = True
+                reply = Reply(
+                    context,
+                    stream,
+                    model.codec.stream_decoder(
+                        accepted.prompt_token_ids,
+                        skip_special_tokens=_or_true(request.response, "skip_special_tokens"),
+                    ),
+                    request_id=request_id,
+                    num_prompt_tokens=len(accepted.prompt_token_ids),
+                )
+                await reply.send()
+            finally:
+                # A client that went away ends up here by CancelledError, which goes on up:
+                # swallowed, it leaks memory in grpc (https://github.com/grpc/grpc/issues/43360).
+                if self._router.close(request_id):
+                    is_late = deadline_s is not None and self._clock() >= deadline_s
+                    reason = FinishReason.DEADLINE if is_late else FinishReason.CANCELLED
+                    model.engine.abort(request_id, reason)
 
     async def Tokenize(
         self, request: pb.TokenizeRequest, context: CallContext[pb.TokenizeResponse]
     ) -> pb.TokenizeResponse:
         """The ids that Generate would run for the same input."""
-        async with refusals_end_call(context):
-            with self._gate.enter():
-                model = self._lifecycle.model_for(request.model)
-                return pb.TokenizeResponse(token_ids=await prompt_token_ids(request, model))
+        with self._gate.enter():
+            model = self._lifecycle.model_for(request.model)
+            return pb.TokenizeResponse(token_ids=await prompt_token_ids(request, model))
 
     async def Detokenize(
         self, request: pb.DetokenizeRequest, context: CallContext[pb.DetokenizeResponse]
     ) -> pb.DetokenizeResponse:
         """The text of ids."""
-        async with refusals_end_call(context):
-            with self._gate.enter():
-                model = self._lifecycle.model_for(request.model)
-                skip_special_tokens = _or_true(request, "skip_special_tokens")
-                text = await asyncio.to_thread(
-                    _decode, model, request.token_ids, skip_special_tokens
-                )
-                return pb.DetokenizeResponse(text=text)
+        with self._gate.enter():
+            model = self._lifecycle.model_for(request.model)
+            skip_special_tokens = _or_true(request, "skip_special_tokens")
+            text = await asyncio.to_thread(_decode, model, request.token_ids, skip_special_tokens)
+            return pb.DetokenizeResponse(text=text)
 
 
 def _deadline_s(context: CallContext[pb.GenerateEvent], now_s: float) -> float | None:

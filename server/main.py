@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean {close[0]!r}?" if close else f"it must be one of {COMMANDS}"
         print(f"octavo: error: command is {name!r}; {hint}", file=sys.stderr)
         return EXIT_USAGE
+    # gRPC's C core logs what its callers report better; read once, when a command imports grpc.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     command = importlib.import_module(f".{name}_command", __package__).COMMAND
     try:
         return run_command(command, rest)

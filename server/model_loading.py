@@ -38,7 +38,10 @@ def load_model(
       CommandError: The model cannot be had or read.
     """
     if options.compilation_cache_dir is not None:
-        options.compilation_cache_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            options.compilation_cache_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--compilation_cache_dir cannot be made: {error}") from error
         jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache_dir))
         # Everything: small programs are many, and each costs a start.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

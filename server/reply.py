@@ -1,11 +1,15 @@
 """Writes the events of one accepted request, at the pace at which its client reads."""
 
+import logging
+
 from ..engine.request import FinishReason, RequestOutput
 from . import octavo_pb2 as pb
 from .conversion import completed, failed, finished
 from .served_model import StreamDecoder
 from .status import CallContext
 from .streams import Failure, FailureKind, Piece, RequestStream
+
+logger = logging.getLogger(__name__)
 
 
 class Reply:
@@ -30,7 +34,15 @@ class Reply:
         self._next_seq = 0
 
     async def send(self) -> None:
-        """Sends all events; returns after the terminal one."""
+        """Sends all events; returns after the terminal one, which a bug of ours is too."""
+        try:
+            await self._send_all()
+        except Exception:
+            logger.exception("the reply to request %s failed", self._request_id)
+            failure = Failure(FailureKind.INTERNAL, "the server made a mistake; its log has more")
+            await self._write(pb.GenerateEvent(failed=failed(failure)))
+
+    async def _send_all(self) -> None:
         await self._write(
             pb.GenerateEvent(
                 accepted=pb.Accepted(

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from . import octavo_pb2_grpc
+from .call_interceptor import CallInterceptor
 from .concurrency import ConcurrencyGate
 from .control_service import ControlService
 from .inference_service import InferenceService
@@ -67,7 +68,9 @@ class Server:
         self.lifecycle = Lifecycle()
         self.router = StreamRouter(asyncio.get_running_loop())
         gate = ConcurrencyGate(config.max_concurrent_calls)
-        self._server = grpc.aio.server(options=_channel_options(config))
+        self._server = grpc.aio.server(
+            interceptors=[CallInterceptor()], options=_channel_options(config)
+        )
         octavo_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(
                 self.lifecycle, self.router, gate, clock=clock, new_request_id=new_request_id
@@ -127,9 +130,9 @@ class Server:
                 # Clients that do not read. Stopping cancels their handlers, which abort.
                 pass
 
-    async def stop(self) -> None:
-        """Closes the port and ends every call that is still open."""
-        await self._server.stop(grace=0)
+    async def stop(self, grace_s: float = 0) -> None:
+        """Closes the port and ends every call that is open grace_s seconds later."""
+        await self._server.stop(grace_s)
 
 
 def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:

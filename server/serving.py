@@ -23,6 +23,9 @@ Loader = Callable[[Callable[[list[RequestOutput]], None], OnProgress], ServedMod
 SWITCH_INTERVAL_S = 1e-4
 
 
+GRACE_S = 1.0
+
+
 async def serve_until_stopped(
     config: ServerConfig,
     load: Loader,
@@ -80,9 +83,11 @@ async def serve_until_stopped(
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch
-        await server.stop()
+        # The last event is with the transport; its status may not be yet.
+        await server.stop(GRACE_S if is_drained else 0)
         model.engine.stop()
-        await asyncio.to_thread(model.engine.join)
+        if is_drained:
+            await asyncio.to_thread(model.engine.join)
         return is_drained
     finally:
         await server.stop()

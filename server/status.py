@@ -1,8 +1,6 @@
 """Refusals: why a call ends with a status other than OK, in the form gRPC clients can act on."""
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import NoReturn, Protocol, runtime_checkable
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -76,12 +74,3 @@ class Refusal(Exception):
 def invalid(field: str, message: str) -> Refusal:
     """The refusal of a request whose `field` can never be right."""
     return Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", message, field=field)
-
-
-@asynccontextmanager
-async def refusals_end_call(context: CallContext[Any]) -> AsyncGenerator[None]:
-    """Turns a Refusal raised inside into the status of the call."""
-    try:
-        yield
-    except Refusal as refusal:
-        await context.abort_with_status(refusal.to_status())

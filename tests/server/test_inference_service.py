@@ -2,17 +2,20 @@
 
 import asyncio
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import pytest
 
 from octavo.engine.request import FinishReason
 from octavo.server import octavo_pb2 as pb
+from octavo.server.concurrency import ConcurrencyGate
+from octavo.server.inference_service import InferenceService
 from octavo.server.reply import Reply
 from octavo.server.server import MAX_RECEIVE_BYTES
+from octavo.server.status import Refusal
 
-from .fakes import EOS, MAX_MODEL_LEN, VOCAB_SIZE
+from .fakes import EOS, MAX_MODEL_LEN, VOCAB_SIZE, ByteCodec, ByteDecoder
 from .harness import (
     SLOW_READER,
     eventually,
@@ -438,5 +441,86 @@ def test_tokenize_and_detokenize_are_inverse() -> None:
                     at.inference.Detokenize(pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=[bad])))
                 )
                 assert field_of(error) == "token_ids"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\xff\xff\xff", b"\x1a\x02\xed\xa0"], ids=["no proto", "no UTF-8"]
+)
+def test_what_cannot_be_parsed_is_the_clients_fault(raw: bytes) -> None:
+    async def scenario() -> None:
+        async with running() as at:
+            error = await refused(
+                at.channel.unary_stream("/octavo.v1.Inference/Generate")(raw).read()
+            )
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert reason_of(error) == "MALFORMED_MESSAGE"
+
+    asyncio.run(scenario())
+
+
+def test_our_own_bugs_are_internal_and_keep_their_text(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case 7.5: no exception text to clients; one failure, one transport; others go on."""
+
+    async def scenario() -> None:
+        async with running() as at:
+            other = at.inference.Generate(request(request_id="other"))
+            await other.read()
+
+            def fail(*_: object, **__: object) -> NoReturn:
+                raise RuntimeError("secret")
+
+            monkeypatch.setattr(ByteCodec, "encode", fail)
+            error = await refused(at.inference.Generate(request()).read())
+            assert error.code() is grpc.StatusCode.INTERNAL
+            assert reason_of(error) == "INTERNAL"
+            assert "secret" not in str(error.details())
+            monkeypatch.undo()
+
+            broken = at.inference.Generate(request(request_id="broken"))
+            await broken.read()
+            monkeypatch.setattr(ByteDecoder, "push", fail)
+            at.engine.step()
+            events = await rest(broken)
+            assert kinds(events) == ["failed"]
+            assert events[0].failed.code == pb.FAILURE_CODE_INTERNAL
+            assert "secret" not in events[0].failed.message
+            assert await broken.code() is grpc.StatusCode.OK
+            assert ("broken", FinishReason.CANCELLED) in at.engine.aborted
+            monkeypatch.undo()
+            assert caplog.text.count("RuntimeError: secret") >= 2
+
+    asyncio.run(scenario())
+
+
+def test_an_expired_deadline_runs_nothing() -> None:
+    """Case 10.7. A client's own library ends such a call before it is sent, so no port here."""
+
+    class LateContext:
+        async def write(self, message: pb.GenerateEvent) -> None:
+            raise AssertionError(message)
+
+        async def abort_with_status(self, status: grpc.Status) -> NoReturn:
+            raise AssertionError(status)
+
+        def time_remaining(self) -> float:
+            return 0.0
+
+    async def scenario() -> None:
+        async with running() as at:
+            service = InferenceService(
+                at.server.lifecycle,
+                at.server.router,
+                ConcurrencyGate(1),
+                clock=lambda: 0.0,
+                new_request_id=lambda: "a",
+            )
+            with pytest.raises(Refusal, match="deadline had passed") as refusal:
+                await service.Generate(request(), LateContext())
+            assert refusal.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert at.engine.submitted == []
 
     asyncio.run(scenario())

@@ -1,0 +1,79 @@
+"""Around every call of ours: what cannot be parsed or is refused becomes a status, as do our bugs.
+
+Without it grpc would answer UNKNOWN with the text of whatever exception came up.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from .status import CallContext, Refusal
+
+logger = logging.getLogger(__name__)
+
+_OUR_METHODS = "/octavo.v1."
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Lets handlers raise Refusal to end a call by its status."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wraps the handler of one call; health and reflection keep theirs."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith(_OUR_METHODS):
+            return handler
+        make: Any  # the type stubs know handlers that are no coroutines only
+        if handler.response_streaming:
+            make, behaviour = grpc.unary_stream_rpc_method_handler, handler.unary_stream
+        else:
+            make, behaviour = grpc.unary_unary_rpc_method_handler, handler.unary_unary
+
+        async def guarded(request: Message | DecodeError, context: CallContext[Any]) -> Any:
+            return await _call(method, behaviour, request, context)
+
+        return make(
+            guarded,
+            request_deserializer=_parser(handler.request_deserializer),
+            response_serializer=handler.response_serializer,
+        )
+
+
+async def _call(
+    method: str,
+    behaviour: Callable[[Message, CallContext[Any]], Awaitable[Any]],
+    request: Message | DecodeError,
+    context: CallContext[Any],
+) -> Any:
+    try:
+        if isinstance(request, DecodeError):
+            raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE", str(request))
+        return await behaviour(request, context)
+    except Refusal as refusal:
+        status = refusal.to_status()
+    except Exception:
+        # The client learns that it is our fault, and the log what it was.
+        logger.exception("%s failed", method)
+        status = Refusal(
+            grpc.StatusCode.INTERNAL, "INTERNAL", "the server made a mistake; its log has more"
+        ).to_status()
+    await context.abort_with_status(status)
+
+
+def _parser(deserialize: Callable[[bytes], Message]) -> Callable[[bytes], Message | DecodeError]:
+    """A deserializer that returns its error: raised in there, it would be beyond our reach."""
+
+    def parse(data: bytes) -> Message | DecodeError:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return error
+
+    return parse
