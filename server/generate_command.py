@@ -72,6 +72,9 @@ def _request(values: flags.FlagValues) -> pb.GenerateRequest:
         raise UsageError("give either --prompt or --prompt_ids")
     if ids is not None and values.chat:
         raise UsageError("--chat goes with --prompt, not with --prompt_ids")
+    if prompt is not None and any("\ud800" <= character <= "\udfff" for character in prompt):
+        # How Python hands over bytes of the command line that are not text.
+        raise UsageError(f"--prompt is {prompt!a}; it must be UTF-8")
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(values, name) and not values.json:
             raise UsageError(f"--{name} goes with --json")

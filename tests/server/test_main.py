@@ -73,6 +73,7 @@ BAD_COMMAND_LINES = {
     "generate --prompt_ids=1,b": "--prompt_ids is 1,b; it must be whole numbers",
     "generate --prompt_ids=-1": "--prompt_ids has -1",
     "generate --prompt_ids=1 --chat": "--chat goes with --prompt",
+    "generate --prompt=\udcff": "--prompt is '\\udcff'; it must be UTF-8",
     "generate --prompt=a --logprobs": "--logprobs goes with --json",
     "generate --prompt=a --seed=-1 --server=localhost:1": "--seed is -1; it must be in [0, 2**64)",
     "generate --prompt=a --stop_token_ids=-1 --server=localhost:1": "--stop_token_ids has -1",
