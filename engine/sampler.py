@@ -51,17 +51,19 @@ class SamplingRows:
 def sample(logits: Float[Array, "rows vocab"], rows: SamplingRows) -> Int32[Array, " rows"]:
     """The next token of each row.
 
-    A row's token depends on its own logits, parameters, seed and position only.
+    A row's token depends on its own logits, parameters, seed and position only. Where its logits
+    hold NaN or infinities it is of no meaning, but still an id of the vocabulary.
     """
     blocks = _blocks(logits)
     block_high = blocks.max(-1)
     greedy = _greedy(blocks, block_high)
     is_drawn = rows.temperature > 0
-    return lax.cond(
+    token = lax.cond(
         is_drawn.any(),
         lambda: jnp.where(is_drawn, _draw(blocks, block_high, rows), greedy),
         lambda: greedy,
     )
+    return jnp.clip(token, 0, logits.shape[1] - 1)
 
 
 def uniform(
@@ -189,7 +191,7 @@ def _truncate(
 ) -> Float[Array, "rows blocks block"]:
     """The likelihoods with everything but the survivors at zero; other rows stay whole."""
 
-    def apply_rule(rule: int, kept: jax.Array) -> jax.Array:
+    def apply_rule(rule: Int32[Array, ""], kept: jax.Array) -> jax.Array:
         # Rule 0 counts tokens up to top_k, rule 1 sums their mass up to top_p.
         weight = jnp.where(rule == 0, 1.0, kept)
         target = jnp.where(
@@ -215,7 +217,9 @@ def _keep_prefix(
     """
     bits = lax.bitcast_convert_type(value, jnp.int32)
 
-    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def halve(
+        _: Int32[Array, ""], bounds: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
         low, high = bounds  # the weight at or above low reaches the target, at or above high not
         middle = low + (high - low) // 2
         reaches = jnp.where(bits >= middle[:, None, None], weight, 0).sum((-2, -1)) >= target
