@@ -5,7 +5,7 @@ MODEL := smollm2-135m-instruct
 ARGS :=
 BIN := .venv/bin
 
-.PHONY: help setup serve test test-full lint format proto clean
+.PHONY: help setup serve test test-full bench compare peer-env lint format proto clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,16 @@ test: setup  ## the default tests: about a minute
 
 test-full: setup  ## every test, the long ones included
 	$(BIN)/pytest -m "" $(ARGS)
+
+bench: setup  ## throughput and latency of a server, over gRPC
+	$(BIN)/python -m octavo.bench.throughput $(ARGS)
+
+compare: setup  ## Octavo beside Hugging Face transformers; needs peer-env
+	$(BIN)/python -m octavo.bench.compare_transformers $(ARGS)
+
+# Apart from .venv, and large: torch. ARGS="--python=/path" picks the interpreter it is made from.
+peer-env: setup  ## make .cache/peer-venv with torch and transformers
+	$(BIN)/python -m octavo.bench.peer_environment $(ARGS)
 
 lint: setup  ## style, format and types
 	$(BIN)/ruff check

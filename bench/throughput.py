@@ -56,18 +56,17 @@ async def measure_level(load: Load, concurrency: int, options: LoadOptions) -> L
     Raises:
       BenchmarkFailed: A request did not bring all its tokens.
     """
-    for mode in Mode:
-        await load.round(mode, concurrency, load.take_prompts(concurrency))
     rounds: dict[Mode, list[list[Trace]]] = {mode: [] for mode in Mode}
-    for index in range(options.rounds):
-        # There and back (greedy, sampled, sampled, greedy), so that a steady drift cancels out.
-        for mode in list(Mode)[:: 1 if index % 2 == 0 else -1]:
-            prompts = load.take_prompts(options.requests_per_round[concurrency])
-            rounds[mode].append(await load.round(mode, concurrency, prompts))
+    for index in range(1 + options.rounds):
+        is_warm_up = index == 0
+        count = concurrency if is_warm_up else options.requests_per_round[concurrency]
+        # There and back, so that a steady drift of the machine cancels out.
+        for mode in Mode if index % 2 else reversed(Mode):
+            rounds[mode].append(await load.round(mode, concurrency, load.take_prompts(count)))
     return Level(
         concurrency=concurrency,
-        greedy=summarize(rounds[Mode.GREEDY]),
-        sampled=summarize(rounds[Mode.SAMPLED]),
+        greedy=summarize(rounds[Mode.GREEDY][1:]),
+        sampled=summarize(rounds[Mode.SAMPLED][1:]),
     )
 
 
@@ -155,7 +154,7 @@ def as_text(load: Load, options: LoadOptions, levels: Sequence[Level]) -> str:
             mode.value,
             f"{summary.tokens_per_s:.1f}",
             f"{share:.2f}",
-            spread(summary),
+            spread(summary.rounds_tokens_per_s),
             f"{summary.ttft_ms:.1f}",
             "" if summary.itl_ms is None else f"{summary.itl_ms:.1f}",
         )
@@ -179,9 +178,8 @@ def headline(load: Load, options: LoadOptions) -> str:
     )
 
 
-def spread(summary: Summary) -> str:
+def spread(speeds: Sequence[float]) -> str:
     """The slowest and the fastest round."""
-    speeds = summary.rounds_tokens_per_s
     return f"{min(speeds):.1f}-{max(speeds):.1f}"
 
 
