@@ -6,7 +6,13 @@ from typing import Literal, get_args
 DType = Literal["bfloat16", "float32"]
 
 # Fields that None leaves to the model or to the machine.
-_OPTIONAL = ("max_num_batched_tokens", "max_model_len", "num_pages", "kv_cache_bytes")
+_OPTIONAL = (
+    "max_num_batched_tokens",
+    "max_model_len",
+    "num_pages",
+    "kv_cache_bytes",
+    "device_memory_bytes",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +29,10 @@ class EngineConfig:
         was trained for, or what the pages hold if that is less.
       page_size: Tokens per page.
       num_pages: Pages of the KV pool, page 0 (kept zero) included. None: from kv_cache_bytes.
-      kv_cache_bytes: Size of the KV pool. None: from the memory that is free.
+      kv_cache_bytes: Size of the KV pool. None: from device_memory_bytes, or what the device has.
+      device_memory_bytes: Memory for parameters, programs, temporaries and the KV pool together.
+        None: all that the device reports; the CPU reports none, and there the pool takes at most a
+        quarter of the memory that is free.
       max_num_queued: Requests that may wait for a slot; one more is refused.
       max_stop_ids: Stop ids per request, the model's end-of-sequence ids included.
       seed: Where seeds come from for requests that bring none.
@@ -37,6 +46,7 @@ class EngineConfig:
     page_size: int = 16
     num_pages: int | None = None
     kv_cache_bytes: int | None = None
+    device_memory_bytes: int | None = None
     max_num_queued: int = 1024
     max_stop_ids: int = 16
     seed: int = 0
@@ -53,6 +63,7 @@ class EngineConfig:
             "page_size": (1, 1024),
             "num_pages": (2, 2**24),
             "kv_cache_bytes": (1, 2**50),
+            "device_memory_bytes": (1, 2**50),
             "max_num_queued": (0, 2**20),
             "max_stop_ids": (1, 256),
             "seed": (0, 2**64 - 1),
@@ -66,11 +77,10 @@ class EngineConfig:
                 raise ValueError(
                     f"{name} is {value!r}; it must be a whole number in [{low}, {high}]"
                 )
-        if self.num_pages is not None and self.kv_cache_bytes is not None:
-            raise ValueError(
-                f"num_pages is {self.num_pages} and kv_cache_bytes is {self.kv_cache_bytes}; "
-                "give at most one of them"
-            )
+        sizes = ("num_pages", "kv_cache_bytes", "device_memory_bytes")
+        given = [f"{name} is {getattr(self, name)}" for name in sizes if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}; give at most one of them")
         if self.token_budget <= self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must exceed "

@@ -19,7 +19,7 @@ from . import kv_budget, packing
 from .admission import EngineLimits
 from .device_state import DeviceState, empty_slots
 from .engine import Engine
-from .executables import compile_steps
+from .executables import compile_step, compile_steps
 from .executor import Executor
 from .packing import UploadLayout
 from .placement import make_mesh, parameter_sharding, replicated
@@ -77,27 +77,41 @@ def build_engine(
     on_progress("loading", 1, 1)
 
     kv_shape = (model.num_kv_heads, model.head_dim, config.dtype)
-    bytes_per_page = paged_attention.bytes_per_page(model.num_layers, config.page_size, *kv_shape)
-    pages = kv_budget.num_pages(
-        config, model, bytes_per_page=bytes_per_page, free_bytes=_free_bytes(device)
-    )
-    limits = EngineLimits.resolve(
-        config, model, num_pages=pages, eos_token_ids=sorted(eos_token_ids)
-    )
-    pages_per_seq = -(-limits.max_model_len // config.page_size)
     everywhere = replicated(mesh)
-    state = jax.jit(
-        lambda: DeviceState(
-            paged_attention.allocate(model.num_layers, pages, config.page_size, *kv_shape),
-            empty_slots(config.max_num_seqs, pages_per_seq, config.max_stop_ids),
-        ),
-        out_shardings=everywhere,
-    )()
-
     layouts = [
         UploadLayout(key, config.max_num_seqs, config.page_size, config.max_stop_ids)
         for key in StepShapes.from_config(config).all_keys()
     ]
+
+    def empty_state(num_pages: int, max_model_len: int) -> DeviceState:
+        # The last token of a request is never fed back, so it needs no place.
+        pages_per_seq = -(-(max_model_len - 1) // config.page_size)
+        return DeviceState(
+            paged_attention.allocate(model.num_layers, num_pages, config.page_size, *kv_shape),
+            empty_slots(config.max_num_seqs, pages_per_seq, config.max_stop_ids),
+        )
+
+    def free_bytes() -> int:
+        # The number of pages is part of the shapes that are compiled, so what a step takes besides
+        # is measured with a pool of the least size.
+        max_model_len = config.max_model_len or model.max_position
+        probe = jax.eval_shape(
+            jax.jit(partial(empty_state, 2, max_model_len), out_shardings=everywhere)
+        )
+        return _pool_bytes(
+            config.device_memory_bytes,
+            device,
+            step_bytes=lambda: _step_bytes(compile_step(layouts[0], decoder, probe, everywhere)),
+            parameter_bytes=sum(x.nbytes for x in jax.tree.leaves(decoder)),
+        )
+
+    bytes_per_page = paged_attention.bytes_per_page(model.num_layers, config.page_size, *kv_shape)
+    pages = kv_budget.num_pages(config, model, bytes_per_page=bytes_per_page, free_bytes=free_bytes)
+    limits = EngineLimits.resolve(
+        config, model, num_pages=pages, eos_token_ids=sorted(eos_token_ids)
+    )
+    state = jax.jit(partial(empty_state, pages, limits.max_model_len), out_shardings=everywhere)()
+
     started_s = time.perf_counter()
     table = compile_steps(layouts, decoder, state, everywhere, partial(on_progress, "compiling"))
     compile_s = time.perf_counter() - started_s
@@ -125,9 +139,32 @@ def _load_decoder(checkpoint: Checkpoint, config: EngineConfig, mesh: jax.shardi
     return decoder_from_parameters(checkpoint.config, config.dtype, parameters)
 
 
-def _free_bytes(device: jax.Device) -> int:
-    """Memory that a KV pool may take: what the device has left, or on the host a share of it."""
-    stats = device.memory_stats()
-    if stats is None:  # the CPU backend keeps no account
-        return psutil.virtual_memory().available // kv_budget.HOST_SHARE
-    return stats["bytes_limit"] - stats["bytes_in_use"]
+def _pool_bytes(
+    limit_bytes: int | None,
+    device: jax.Device,
+    *,
+    step_bytes: Callable[[], int],
+    parameter_bytes: int,
+) -> int:
+    """Memory that is left for the KV pool when parameters and the largest step have theirs.
+
+    Args:
+      limit_bytes: What the engine may take in all. None: what the device has.
+      device: Where it runs.
+      step_bytes: Measures what a step takes besides its arguments; costs a compilation.
+      parameter_bytes: Size of the parameters, which are loaded already.
+    """
+    if limit_bytes is None:
+        stats = device.memory_stats()
+        if stats is None:  # the CPU backend keeps no account, and shares the machine with others
+            return psutil.virtual_memory().available // kv_budget.HOST_SHARE
+        return stats["bytes_limit"] - stats["bytes_in_use"] - step_bytes()
+    return limit_bytes - parameter_bytes - step_bytes()
+
+
+def _step_bytes(step: jax.stages.Compiled) -> int:
+    """Memory of a step's temporaries and its program."""
+    analysis = step.memory_analysis()
+    if analysis is None:
+        raise ValueError("num_pages must be given: this device does not say what a step takes")
+    return analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes

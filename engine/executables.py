@@ -60,20 +60,9 @@ def compile_steps(
       packed_sharding: Where the upload lies.
       on_compiled: Called with (compiled so far, all) before the first and after each.
     """
-    # Leaves travel flat: walking module and state trees would cost more than the dispatch.
-    leaves, tree = jax.tree.flatten((decoder, state))
-    specs = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in leaves]
-    num_parameters = len(jax.tree.leaves(decoder))
-    state_shardings = [x.sharding for x in leaves[num_parameters:]]
 
     def compile_one(layout: UploadLayout) -> Executable:
-        packed = jax.ShapeDtypeStruct((layout.size,), "int32", sharding=packed_sharding)
-        step = jax.jit(
-            partial(_flat_step, layout, tree),
-            donate_argnums=range(num_parameters, len(leaves)),
-            out_shardings=(packed_sharding, *state_shardings),
-        )
-        return step.lower(*specs, packed).compile()
+        return compile_step(layout, decoder, state, packed_sharding)
 
     executables: dict[StepKey, Executable] = {}
     on_compiled(0, len(layouts))
@@ -83,6 +72,27 @@ def compile_steps(
             executables[pending[future]] = future.result()
             on_compiled(len(executables), len(layouts))
     return ExecutableTable(executables)
+
+
+def compile_step(
+    layout: UploadLayout,
+    decoder: Decoder,
+    state: DeviceState,
+    packed_sharding: jax.sharding.Sharding,
+) -> jax.stages.Compiled:
+    """Compiles one step; arguments as in compile_steps."""
+    # Leaves travel flat: walking module and state trees would cost more than the dispatch.
+    leaves, tree = jax.tree.flatten((decoder, state))
+    specs = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in leaves]
+    num_parameters = len(jax.tree.leaves(decoder))
+    state_shardings = [spec.sharding for spec in specs[num_parameters:]]
+    packed = jax.ShapeDtypeStruct((layout.size,), "int32", sharding=packed_sharding)
+    step = jax.jit(
+        partial(_flat_step, layout, tree),
+        donate_argnums=range(num_parameters, len(leaves)),
+        out_shardings=(packed_sharding, *state_shardings),
+    )
+    return step.lower(*specs, packed).compile()
 
 
 def _flat_step(layout: UploadLayout, tree: Any, *arguments: jax.Array) -> tuple[jax.Array, ...]:

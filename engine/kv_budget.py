@@ -1,5 +1,7 @@
 """How many pages the KV pool gets. Arithmetic only; whoever measures passes the numbers in."""
 
+from collections.abc import Callable
+
 from ..configs.engine_config import EngineConfig
 from ..configs.model_config import ModelConfig
 
@@ -8,7 +10,7 @@ MAX_POOL_TOKENS = 2**31 - 1  # device code numbers the places of the pool with i
 
 
 def num_pages(
-    config: EngineConfig, model: ModelConfig, *, bytes_per_page: int, free_bytes: int
+    config: EngineConfig, model: ModelConfig, *, bytes_per_page: int, free_bytes: Callable[[], int]
 ) -> int:
     """Pages of the pool, page 0 included.
 
@@ -16,7 +18,7 @@ def num_pages(
       config: num_pages or kv_cache_bytes decide where they are given.
       model: Its longest context bounds what the slots can use.
       bytes_per_page: Over all layers.
-      free_bytes: Memory that the pool may take where the config does not say.
+      free_bytes: Memory that the pool may take; asked only where the config does not say.
 
     Raises:
       ValueError: The pool would be too small for one page of use, or too large to be numbered.
@@ -32,7 +34,7 @@ def num_pages(
         longest = min(config.max_model_len or model.max_position, model.max_position)
         usable = config.max_num_seqs * -(-longest // config.page_size)
         most = MAX_POOL_TOKENS // config.page_size
-        pages = min(free_bytes // bytes_per_page, usable + 1, most)
+        pages = min(free_bytes() // bytes_per_page, usable + 1, most)
     if pages < 2:
         raise ValueError(
             f"{source} gives {pages} pages of {bytes_per_page} bytes; it must give at least 2: "

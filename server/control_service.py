@@ -44,7 +44,8 @@ class ControlService:
         self, request: pb.GetLoadRequest, context: CallContext[pb.GetLoadResponse]
     ) -> pb.GetLoadResponse:
         """How busy the engine is."""
-        load = self._lifecycle.loaded_model.engine.load()
+        model = self._lifecycle.loaded_model
+        load = model.engine.load()
         return pb.GetLoadResponse(
             num_running=load.num_running,
             num_queued=load.num_queued,
@@ -55,6 +56,7 @@ class ControlService:
             preemptions_total=load.preemptions_total,
             prompt_tokens_total=load.prompt_tokens_total,
             output_tokens_total=load.output_tokens_total,
+            compile_events_since_ready=model.compile_events_since_ready(),
         )
 
     async def Abort(

@@ -96,6 +96,7 @@ def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
         max_num_seqs=model.max_num_seqs,
         num_pages=model.num_pages,
         page_size=model.page_size,
+        num_executables=model.num_executables,
     )
 
 

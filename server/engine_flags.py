@@ -29,7 +29,12 @@ _HELP = {
     ),
     "page_size": "Tokens per KV page.",
     "num_pages": "KV pages, one of which stays empty. Default: from kv_cache_bytes.",
-    "kv_cache_bytes": "Bytes of all KV pages. Default: from the memory that is free.",
+    "kv_cache_bytes": "Bytes of all KV pages. Default: from device_memory_bytes.",
+    "device_memory_bytes": (
+        "Bytes that weights, programs, temporaries and KV pages may take together. Default: all "
+        "that the device reports; a CPU reports none, and there the KV pages take at most a "
+        "quarter of the free memory."
+    ),
     "seed": "Where the seeds of requests come from that bring none.",
     "max_num_queued": "Requests that may wait for a slot; one more is refused.",
 }

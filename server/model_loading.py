@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
-
 from ..configs.presets import preset_names
 from ..engine.build import build_engine
+from ..engine.compilation import compile_events, use_persistent_cache
 from ..engine.engine_thread import EngineThread
 from ..engine.request import RequestOutput
 from ..models.checkpoint import CheckpointError, open_checkpoint
@@ -39,13 +38,9 @@ def load_model(
     """
     if options.compilation_cache_dir is not None:
         try:
-            options.compilation_cache_dir.mkdir(parents=True, exist_ok=True)
+            use_persistent_cache(options.compilation_cache_dir)
         except OSError as error:
             raise UsageError(f"--compilation_cache_dir cannot be made: {error}") from error
-        jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache_dir))
-        # Everything: small programs are many, and each costs a start.
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     path = _find(options, on_progress)
     try:
         on_progress("reading the tokenizer", 0, 0)
@@ -63,6 +58,7 @@ def load_model(
     limits = built.engine.limits
     thread = EngineThread(built.engine, on_outputs, time.monotonic)
     thread.start()
+    events_at_ready = compile_events()
     return ServedModel(
         name=options.served_name or _name(options.model),
         engine=thread,
@@ -75,7 +71,9 @@ def load_model(
         max_num_seqs=options.engine.max_num_seqs,
         num_pages=limits.num_pages,
         page_size=options.engine.page_size,
+        num_executables=built.num_executables,
         compile_s=built.compile_s,
+        compile_events_since_ready=lambda: compile_events() - events_at_ready,
     )
 
 

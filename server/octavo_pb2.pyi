@@ -255,7 +255,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("name", "vocab_size", "max_model_len", "eos_token_ids", "has_chat_template", "dtype", "device", "max_num_seqs", "num_pages", "page_size")
+    __slots__ = ("name", "vocab_size", "max_model_len", "eos_token_ids", "has_chat_template", "dtype", "device", "max_num_seqs", "num_pages", "page_size", "num_executables")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +266,7 @@ class GetModelInfoResponse(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXECUTABLES_FIELD_NUMBER: _ClassVar[int]
     name: str
     vocab_size: int
     max_model_len: int
@@ -276,14 +277,15 @@ class GetModelInfoResponse(_message.Message):
     max_num_seqs: int
     num_pages: int
     page_size: int
-    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_size: _Optional[int] = ...) -> None: ...
+    num_executables: int
+    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., num_executables: _Optional[int] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_queued", "num_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total")
+    __slots__ = ("num_running", "num_queued", "num_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -293,6 +295,7 @@ class GetLoadResponse(_message.Message):
     PREEMPTIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_EVENTS_SINCE_READY_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_queued: int
     num_pages: int
@@ -302,7 +305,8 @@ class GetLoadResponse(_message.Message):
     preemptions_total: int
     prompt_tokens_total: int
     output_tokens_total: int
-    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ...) -> None: ...
+    compile_events_since_ready: int
+    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -1,6 +1,6 @@
 """What the services know of a loaded model: facts, an engine to submit to, and its text side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -91,7 +91,9 @@ class ServedModel:
       max_num_seqs: Requests that run at once.
       num_pages: Pages of the KV pool.
       page_size: Tokens per page.
+      num_executables: Compiled step shapes.
       compile_s: Seconds that compiling took.
+      compile_events_since_ready: Counts compilations from then on; anything but 0 is a fault.
     """
 
     name: str
@@ -105,4 +107,6 @@ class ServedModel:
     max_num_seqs: int
     num_pages: int
     page_size: int
+    num_executables: int
     compile_s: float
+    compile_events_since_ready: Callable[[], int]

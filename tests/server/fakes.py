@@ -245,5 +245,7 @@ def served(engine: FakeEngine) -> ServedModel:
         max_num_seqs=8,
         num_pages=1024,
         page_size=16,
+        num_executables=1,
         compile_s=0.0,
+        compile_events_since_ready=lambda: 0,
     )

@@ -99,6 +99,7 @@ def test_model_info_and_load() -> None:
                 max_num_seqs=8,
                 num_pages=1024,
                 page_size=16,
+                num_executables=1,
             )
             calls = [at.inference.Generate(request()) for _ in range(3)]
             for call in calls:
