@@ -20,6 +20,7 @@ BOUNDS = [
     ("page_size", 1, 1024, False),
     ("num_pages", 2, 2**24, True),
     ("kv_cache_bytes", 1, 2**50, True),
+    ("device_memory_bytes", 1, 2**50, True),
     ("max_num_queued", 0, 2**20, False),
     ("max_stop_ids", 1, 256, False),
     ("seed", 0, 2**64 - 1, False),
@@ -64,6 +65,8 @@ def test_dtype_is_one_of_a_list(value: Any) -> None:
 def test_the_pool_has_one_size() -> None:
     with pytest.raises(ValueError, match=r"num_pages is 8 and kv_cache_bytes is 4096; .*at most"):
         config(num_pages=8, kv_cache_bytes=4096)
+    with pytest.raises(ValueError, match=r"kv_cache_bytes is 1 and device_memory_bytes is 2; "):
+        config(kv_cache_bytes=1, device_memory_bytes=2)
 
 
 def test_the_budget_leaves_room_for_prompts() -> None:
