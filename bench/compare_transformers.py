@@ -39,8 +39,8 @@ from .table import format_table
 from .throughput import describe, headline, main, spread
 from .workload import Mode
 
-# Thread pools spin for a while before they sleep; the other side's turn begins after that.
-_SETTLE_S = 0.25
+SETTLE_S = 0.25
+"""Thread pools spin for a while before they sleep; the other side's turn begins after that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Comparison:
 
 
 async def compare_level(
-    load: Load, peer: Peer, concurrency: int, options: LoadOptions, settle_s: float = _SETTLE_S
+    load: Load, peer: Peer, concurrency: int, options: LoadOptions
 ) -> Comparison:
     """Warms up all kinds, then measures them in turn.
 
@@ -99,7 +99,7 @@ async def compare_level(
                 )
             else:
                 octavo[turn].append(await load.round(turn, concurrency, prompts[turn]))
-            await asyncio.sleep(settle_s)
+            await asyncio.sleep(SETTLE_S)
     greedy, sampled, transformers = (
         octavo[Mode.GREEDY][1:],
         octavo[Mode.SAMPLED][1:],
@@ -130,7 +130,7 @@ def _same_first_token(
     """Both sides ran the same prompts in the same order."""
     ours = [trace.token_ids[0] for traces in octavo for trace in traces]
     theirs = [ids[0] for batches in transformers for batch in batches for ids in batch.token_ids]
-    return statistics.mean(a == b for a, b in zip(ours, theirs, strict=True))
+    return sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
 
 
 def define_flags(values: flags.FlagValues) -> None:
