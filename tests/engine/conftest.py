@@ -1,0 +1,74 @@
+"""Real engines: a tiny random model, and the default model, each built as rarely as possible."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from octavo.configs.engine_config import EngineConfig
+from octavo.engine.build import build_engine
+from octavo.engine.compilation import use_persistent_cache
+from octavo.engine.engine import Engine
+from octavo.models.checkpoint import Checkpoint, open_checkpoint
+from octavo.models.decoder import declared_parameters
+from octavo.models.fetch import default_cache_dir
+from tests.models.numpy_decoder import NumpyDecoder
+from tests.models.tiny_checkpoints import random_tensors, tiny_config, write_huggingface
+
+
+@pytest.fixture(scope="session")
+def compilation_cache() -> None:
+    """Executables are kept beside the model, so that a second run of the tests hardly compiles."""
+    use_persistent_cache(default_cache_dir() / "compiled-by-tests")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint to build engines from, and the same parameters in NumPy.
+
+    Attributes:
+      checkpoint: Open.
+      decoder: float32.
+    """
+
+    checkpoint: Checkpoint
+    decoder: NumpyDecoder
+
+    def build(self, config: EngineConfig) -> Engine:
+        return build_engine(
+            self.checkpoint,
+            config,
+            eos_token_ids=self.checkpoint.eos_token_ids,
+            clock=time.monotonic,
+            on_progress=lambda stage, done, total: None,
+        ).engine
+
+
+def _model(path: Path) -> Model:
+    checkpoint = open_checkpoint(path)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    declared = declared_parameters(checkpoint.config, "float32")
+    parameters = checkpoint.load(declared, lambda _: sharding)
+    return Model(
+        checkpoint,
+        NumpyDecoder(
+            checkpoint.config, {name: np.asarray(value) for name, value in parameters.items()}
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, compilation_cache: None) -> Model:
+    """Two layers, 320 tokens, random: its outputs are noise that depends on every input."""
+    config = tiny_config(max_position=1024)
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    return _model(write_huggingface(folder, config, random_tensors(config), dtype=np.float32))
+
+
+@pytest.fixture(scope="session")
+def default_model(default_model_path: Path, compilation_cache: None) -> Model:
+    """SmolLM2, the real one."""
+    return _model(default_model_path)

@@ -1,0 +1,110 @@
+"""What a request should get: one token after the other, alone, over the whole context, in NumPy.
+
+No pages, no chunks, no batch, none of the engine's code. Beside each token stands how close the
+call was, since two correct programs may round a close one differently.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from octavo.engine.request import FinishReason, SamplingParams
+from tests.models.numpy_decoder import NumpyDecoder
+
+from . import sampling_oracle
+from .fakes import Answer
+
+
+@dataclass
+class NaiveRun:
+    """What a request gets.
+
+    Attributes:
+      token_ids: Output ids.
+      margins: Of each output id; see sampling_oracle.Draw.
+      logprobs: Of each output id under the raw distribution.
+      prompt_logprobs: Of every prompt token but the first.
+      finish_reason: STOP or LENGTH.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+def generate(
+    decoder: NumpyDecoder,
+    prompt: tuple[int, ...],
+    sampling: SamplingParams,
+    *,
+    eos_token_ids: Collection[int],
+) -> NaiveRun:
+    """Runs one request that brings max_tokens and, unless it is greedy, a seed."""
+    run, cache = NaiveRun(), decoder.empty_cache()
+    stop_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+    hidden = decoder.hidden(prompt, cache)
+    if sampling.prompt_logprobs:
+        for position in range(len(prompt) - 1):
+            scores = decoder.logits(hidden[position])
+            run.prompt_logprobs.append(_logprob(scores, prompt[position + 1]))
+    assert sampling.max_tokens is not None
+    while run.finish_reason is None:
+        scores = decoder.logits(hidden[-1])
+        drawn = sampling_oracle.draw(
+            scores,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed or 0,
+            position=len(run.token_ids),
+        )
+        run.token_ids.append(drawn.token)
+        run.margins.append(drawn.margin)
+        run.logprobs.append(_logprob(scores, drawn.token))
+        if drawn.token in stop_ids:
+            run.finish_reason = FinishReason.STOP
+        elif len(run.token_ids) == sampling.max_tokens:
+            run.finish_reason = FinishReason.LENGTH
+        else:
+            hidden = decoder.hidden([drawn.token], cache)
+    return run
+
+
+def _logprob(scores: np.ndarray, token: int) -> float:
+    wide = scores.astype(np.float64)
+    return float(wide[token] - wide.max() - np.log(np.exp(wide - wide.max()).sum()))
+
+
+def assert_agrees(
+    answer: Answer, run: NaiveRun, *, close_call: float, logprob_error: float
+) -> bool:
+    """Holds an engine's answer to the naive run; returns whether a close call ended it early.
+
+    Args:
+      answer: Of the engine.
+      run: Of the same request.
+      close_call: Where the margin is below it the tokens may differ, and nothing after counts.
+      logprob_error: How far log-probabilities, where asked for, may be off.
+    """
+    same = 0
+    for found, expected in zip(answer.token_ids, run.token_ids, strict=False):
+        if found != expected:
+            break
+        same += 1
+    if answer.prompt_logprobs:
+        np.testing.assert_allclose(
+            answer.prompt_logprobs, run.prompt_logprobs, rtol=0, atol=logprob_error
+        )
+    if answer.logprobs:
+        np.testing.assert_allclose(
+            answer.logprobs[:same], run.logprobs[:same], rtol=0, atol=logprob_error
+        )
+    if (answer.token_ids, answer.finish_reason) == (run.token_ids, run.finish_reason):
+        return False
+    assert same < len(run.token_ids), "the right tokens, but another end"
+    assert run.margins[same] < close_call, f"token {same} is wrong: {answer} instead of {run}"
+    return True
