@@ -2,13 +2,14 @@
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from octavo.configs.engine_config import EngineConfig
+from octavo.configs.engine_config import DType, EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.compilation import use_persistent_cache
 from octavo.engine.engine import Engine
@@ -27,15 +28,9 @@ def compilation_cache() -> None:
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint to build engines from, and the same parameters in NumPy.
-
-    Attributes:
-      checkpoint: Open.
-      decoder: float32.
-    """
+    """A checkpoint to build engines from, and the same parameters in NumPy."""
 
     checkpoint: Checkpoint
-    decoder: NumpyDecoder
 
     def build(self, config: EngineConfig) -> Engine:
         return build_engine(
@@ -46,18 +41,14 @@ class Model:
             on_progress=lambda stage, done, total: None,
         ).engine
 
-
-def _model(path: Path) -> Model:
-    checkpoint = open_checkpoint(path)
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    declared = declared_parameters(checkpoint.config, "float32")
-    parameters = checkpoint.load(declared, lambda _: sharding)
-    return Model(
-        checkpoint,
-        NumpyDecoder(
-            checkpoint.config, {name: np.asarray(value) for name, value in parameters.items()}
-        ),
-    )
+    @cached_property
+    def decoder(self) -> NumpyDecoder:
+        """In float32."""
+        config = self.checkpoint.config
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        declared = declared_parameters(config, "float32")
+        loaded = self.checkpoint.load(declared, lambda _: sharding)
+        return NumpyDecoder(config, {path: np.asarray(value) for path, value in loaded.items()})
 
 
 @pytest.fixture(scope="session")
@@ -65,10 +56,28 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, compilation_cache: None
     """Two layers, 320 tokens, random: its outputs are noise that depends on every input."""
     config = tiny_config(max_position=1024)
     folder = tmp_path_factory.mktemp("tiny") / "model"
-    return _model(write_huggingface(folder, config, random_tensors(config), dtype=np.float32))
+    write_huggingface(folder, config, random_tensors(config), dtype=np.float32)
+    return Model(open_checkpoint(folder))
 
 
 @pytest.fixture(scope="session")
 def default_model(default_model_path: Path, compilation_cache: None) -> Model:
     """SmolLM2, the real one."""
-    return _model(default_model_path)
+    return Model(open_checkpoint(default_model_path))
+
+
+def _default_engine(model: Model, dtype: DType) -> Engine:
+    """Three executables: as few as there can be for prompts of any length."""
+    return model.build(
+        EngineConfig(dtype=dtype, max_num_seqs=2, prefill_chunk_tokens=64, num_pages=64)
+    )
+
+
+@pytest.fixture(scope="session")
+def default_engine_float32(default_model: Model) -> Engine:
+    return _default_engine(default_model, "float32")
+
+
+@pytest.fixture(scope="session")
+def default_engine_bfloat16(default_model: Model) -> Engine:
+    return _default_engine(default_model, "bfloat16")

@@ -62,6 +62,13 @@ def naive_runs(model: Model, requests: Sequence[Request]) -> dict[str, NaiveRun]
     }
 
 
+def config(chunk: int) -> EngineConfig:
+    """Hardly more pages than the longest request needs."""
+    return EngineConfig(
+        dtype="float32", max_num_seqs=8, prefill_chunk_tokens=chunk, page_size=2, num_pages=341
+    )
+
+
 def assert_equal_however_it_runs(
     engine: Engine, requests: Sequence[Request], naive: dict[str, NaiveRun]
 ) -> None:
@@ -96,11 +103,34 @@ def tiny_naive(tiny_model: Model, tiny_requests: list[Request]) -> dict[str, Nai
     return naive_runs(tiny_model, tiny_requests)
 
 
+# Annotations are checked by every other test; here they would be half of the time.
+@pytest.mark.usefixtures("types_unchecked")
 @pytest.mark.parametrize("chunk", [16, 64, 256])
 def test_tokens_are_those_of_the_naive_loop(
     tiny_model: Model, tiny_requests: list[Request], tiny_naive: dict[str, NaiveRun], chunk: int
 ):
-    config = EngineConfig(
-        dtype="float32", max_num_seqs=8, prefill_chunk_tokens=chunk, page_size=2, num_pages=341
+    assert_equal_however_it_runs(tiny_model.build(config(chunk)), tiny_requests, tiny_naive)
+
+
+@pytest.fixture(scope="module")
+def default_requests(default_model: Model) -> list[Request]:
+    return random_requests(default_model.checkpoint.config.vocab_size, seed=3)
+
+
+@pytest.fixture(scope="module")
+def default_naive(default_model: Model, default_requests: list[Request]) -> dict[str, NaiveRun]:
+    return naive_runs(default_model, default_requests)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("types_unchecked")
+@pytest.mark.parametrize("chunk", [16, 64, 256])
+def test_tokens_of_the_default_model_are_those_of_the_naive_loop(
+    default_model: Model,
+    default_requests: list[Request],
+    default_naive: dict[str, NaiveRun],
+    chunk: int,
+):
+    assert_equal_however_it_runs(
+        default_model.build(config(chunk)), default_requests, default_naive
     )
-    assert_equal_however_it_runs(tiny_model.build(config), tiny_requests, tiny_naive)
