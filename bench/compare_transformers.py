@@ -42,6 +42,11 @@ from .workload import Mode
 SETTLE_S = 0.25
 """Thread pools spin for a while before they sleep; the other side's turn begins after that."""
 
+STEADY_FACTOR = 1.25
+"""Rounds on a quiet machine differ by less. A busy one slows the sides unequally: torch's threads
+wait for each other at every operator, and one neighbour on two cores takes nine tenths of its speed
+(seen), so a comparison made there would flatter Octavo."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -244,6 +249,16 @@ def as_text(
                     f"{middle / greedy:.2f}" if is_octavo else "",
                 )
             )
+    warnings = [
+        f"WARNING: at {level.concurrency} clients the rounds of {who} differ by a factor of "
+        f"{max(speeds) / min(speeds):.1f}: something else was running, and the ratios mean little"
+        for level in levels
+        for who, speeds in (
+            ("transformers", level.peer_decode_tokens_per_s),
+            ("octavo", level.greedy.rounds_tokens_per_s),
+        )
+        if max(speeds) / min(speeds) > STEADY_FACTOR
+    ]
     agreement = ", ".join(f"{level.same_first_token:.0%}" for level in levels)
     return "\n".join(
         (
@@ -252,6 +267,7 @@ def as_text(
             f"{ready['num_threads']} threads, greedy; the batch is the number of clients",
             format_table(header, rows),
             f"same first token on both sides: {agreement} of the prompts",
+            *warnings,
         )
     )
 

@@ -57,17 +57,19 @@ def test_json_has_everything(
 
 def test_table(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(COMMAND, [*line, f"--peer_python={fake_python(tmp_path)}"]) == 0
-    octavo, peer, header, *rows, agreement = capsys.readouterr().out.splitlines()
+    octavo, peer, header, *rows = capsys.readouterr().out.splitlines()
     assert octavo.startswith("octavo, fake, ")
     assert peer.startswith("transformers 5, torch 2, bfloat16, ")
     assert header.split()[:4] == ["clients", "who", "timed", "tokens/s"]
-    assert [row.split()[:3] for row in rows] == [
+    assert [row.split()[:3] for row in rows[:4]] == [
         ["3", "transformers", "decode"],
         ["3", "transformers", "prefill"],
         ["3", "octavo", "greedy"],
         ["3", "octavo", "sampled"],
     ]
-    assert agreement.startswith("same first token on both sides: 100%")
+    assert rows[4].startswith("same first token on both sides: 100%")
+    # Octavo's own rounds may differ on a busy machine.
+    assert not any("rounds of transformers" in row for row in rows)
 
 
 def test_other_tokens_show(
@@ -79,6 +81,21 @@ def test_other_tokens_show(
     line = [*line, f"--peer_python={fake_python(tmp_path, answer)}"]
     assert run_command(COMMAND, line) == 0
     assert "same first token on both sides: 0%" in capsys.readouterr().out
+
+
+def test_a_busy_machine_shows(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second timed round is the first after the warm-up to take longer."""
+    answer = """count = globals().get("count", 0) + 1
+    print(json.dumps({"token_ids": [(prompt * n)[:n] for prompt in prompts],
+                      "prefill_s": 0.5, "decode_s": 3 if count > 3 else 1.5}), flush=True)"""
+    line = [*line, f"--peer_python={fake_python(tmp_path, answer)}"]
+    assert run_command(COMMAND, line) == 0
+    assert (
+        "WARNING: at 3 clients the rounds of transformers differ by a factor of 2.0"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_peer_that_ends_fails_the_command(

@@ -5,6 +5,7 @@ Breaks when an answer that is incomplete, or a peer that ended, turns into a num
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from octavo.bench.peer import (
     running_peer,
     tokens_per_s,
 )
+from octavo.bench.peer_environment import default_directory, find_peer_python
+from octavo.server.command_line import CommandError
 
 from .fakes import fake_python
 
+GOLDENS = Path(__file__).parents[1] / "goldens" / "smollm2-135m-instruct.json"
 ANSWER = {"token_ids": [[1, 2, 3], [4, 5, 6]], "prefill_s": 0.5, "decode_s": 1}
 
 
@@ -108,3 +112,20 @@ def test_the_script_needs_neither_octavo_nor_jax() -> None:
         *("argparse", "json", "os", "sys", "time", "pathlib", "Path", "typing", "Any"),
         *("torch", "transformers"),
     }
+
+
+@pytest.mark.full
+def test_the_real_peer_gives_the_goldens(default_model_path: Path) -> None:
+    """The script itself: dense weights, right positions, a cache that works."""
+    try:
+        python = find_peer_python(None, os.environ, default_directory()).path
+    except CommandError as error:
+        pytest.skip(str(error))
+    items = json.loads(GOLDENS.read_text())["items"][:3]
+
+    async def scenario() -> list[PeerBatch]:
+        async with running_peer(python, default_model_path, "float32", 600) as peer:
+            return [await peer.generate([item["prompt_ids"]] * 2, 8) for item in items]
+
+    found = [batch.token_ids for batch in asyncio.run(scenario())]
+    assert found == [[item["greedy_ids"][:8]] * 2 for item in items]
