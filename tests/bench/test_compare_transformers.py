@@ -86,7 +86,7 @@ def test_other_tokens_show(
 def test_a_busy_machine_shows(
     line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second timed round is the first after the warm-up to take longer."""
+    """From the second timed round on the peer takes twice as long."""
     answer = """count = globals().get("count", 0) + 1
     print(json.dumps({"token_ids": [(prompt * n)[:n] for prompt in prompts],
                       "prefill_s": 0.5, "decode_s": 3 if count > 3 else 1.5}), flush=True)"""
