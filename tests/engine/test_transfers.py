@@ -1,0 +1,252 @@
+"""One upload and one download per step, one step ahead, and pages that nobody copies.
+
+The transfer guard does not see reads on the CPU, so every way to read a JAX array is watched here.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.array import ArrayImpl
+from jax._src.interpreters import pxla
+
+from octavo.configs.engine_config import EngineConfig
+from octavo.engine import build
+from octavo.engine.engine import Engine
+from octavo.engine.step_shapes import StepKey, StepShapes
+
+from .conftest import Model
+from .fakes import finish, request
+
+CONFIG = EngineConfig(
+    dtype="float32",
+    max_num_seqs=4,
+    prefill_chunk_tokens=16,
+    page_size=8,
+    num_pages=57,
+    max_model_len=200,
+)
+
+# All ways from a JAX array to the host, and to learn whether it is there. int(), float() and
+# indexing by an int come down to these; so do np.asarray, np.array and jax.device_get.
+READS = (
+    "__array__",
+    "__buffer__",
+    "__dlpack__",
+    "_npy_value",
+    "addressable_data",
+    "block_until_ready",
+    "copy_to_host_async",
+    "is_ready",
+)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Model) -> Engine:
+    return tiny_model.build(CONFIG)
+
+
+@pytest.fixture
+def crossings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What crossed between host and device, in order; uploads that are not explicit raise."""
+    log: list[str] = []
+
+    def watch(owner: Any, name: str, entry: str) -> None:
+        original = getattr(owner, name)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            log.append(entry)
+            return original(*args, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for name in READS:
+        watch(ArrayImpl, name, f"read by {name}")
+    watch(pxla, "batched_device_put", "upload")
+    with jax.transfer_guard_host_to_device("disallow"):
+        yield log
+
+
+def add_requests(engine: Engine) -> None:
+    """Some of every kind, more than there are slots."""
+    for number, (num_prompt, sampling) in enumerate(
+        [
+            (40, {}),
+            (3, {"temperature": 0.8, "seed": 1, "top_p": 0.9}),
+            (17, {"logprobs": True, "prompt_logprobs": True}),
+            (1, {"temperature": 1.0, "seed": 2, "top_k": 5, "min_p": 0.1}),
+            (9, {"stop_token_ids": (5, 6)}),
+            (60, {"temperature": 0.8, "seed": 3}),
+        ]
+    ):
+        engine.add_request(request(str(number), range(num_prompt), max_tokens=12, **sampling))
+
+
+def crossings_per_step(engine: Engine, log: list[str]) -> list[list[str]]:
+    steps = []
+    add_requests(engine)
+    while engine.has_work:
+        log.clear()
+        engine.step()
+        steps.append(log.copy())
+    assert engine.failure is None, engine.failure
+    return steps
+
+
+def assert_one_up_and_one_down(steps: list[list[str]]) -> None:
+    """The first step only dispatches, the last only reads."""
+    up, down = "upload", "read by __buffer__"
+    assert steps == [[up], *[[up, down]] * (len(steps) - 2), [down]]
+
+
+class _Sabotaged:
+    """The real executor with something extra done after each dispatch or before each fetch."""
+
+    def __init__(
+        self,
+        executor: Any,
+        *,
+        at_dispatch: Callable[[Any, np.ndarray], object] = lambda result, packed: None,
+        at_fetch: Callable[[Any], object] = lambda result: None,
+    ) -> None:
+        self._executor = executor
+        self._at_dispatch = at_dispatch
+        self._at_fetch = at_fetch
+
+    def dispatch(self, key: StepKey, packed: np.ndarray) -> Any:
+        result = self._executor.dispatch(key, packed)
+        self._at_dispatch(result, packed)
+        return result
+
+    def fetch(self, result: Any) -> np.ndarray:
+        self._at_fetch(result)
+        return self._executor.fetch(result)
+
+
+def test_every_step_uploads_one_array_and_downloads_one(
+    engine: Engine, crossings: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """And nothing is read but inside fetch."""
+    watched = _Sabotaged(
+        engine._executor,
+        at_dispatch=lambda result, packed: crossings.append("dispatched"),
+        at_fetch=lambda result: crossings.append("fetching"),
+    )
+    monkeypatch.setattr(engine, "_executor", watched)
+    steps = crossings_per_step(engine, crossings)
+    assert len(steps) > 20
+    up, down = ["upload", "dispatched"], ["fetching", "read by __buffer__"]
+    assert steps == [up, *[[*up, *down]] * (len(steps) - 2), down]
+
+
+@pytest.mark.parametrize(
+    "sabotage",
+    [
+        {"at_dispatch": lambda result, packed: jax.device_put(packed)},
+        {"at_dispatch": lambda result, packed: jnp.asarray(packed)},
+        {"at_dispatch": lambda result, packed: result + packed[:1]},
+        {"at_dispatch": lambda result, packed: result.block_until_ready()},
+        {"at_dispatch": lambda result, packed: result.is_ready()},
+        {"at_fetch": np.array},
+        {"at_fetch": jax.device_get},
+        {"at_fetch": jax.block_until_ready},
+        {"at_fetch": lambda result: result.tolist()},
+        {"at_fetch": lambda result: result.addressable_shards[0].data.tolist()},
+        {"at_fetch": memoryview},
+        {"at_fetch": np.from_dlpack},
+        {"at_fetch": lambda result: [int(word) for word in result]},
+    ],
+)
+def test_a_second_crossing_would_be_seen(
+    engine: Engine,
+    crossings: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    sabotage: dict[str, Any],
+):
+    """The watch of the test above is not blind to any way there is."""
+    monkeypatch.setattr(engine, "_executor", _Sabotaged(engine._executor, **sabotage))
+    try:
+        with pytest.raises(AssertionError):
+            assert_one_up_and_one_down(crossings_per_step(engine, crossings))
+    finally:
+        # An upload that the guard refused has failed the engine, whose device state is fine.
+        finish_quietly(engine)
+
+
+def finish_quietly(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+    engine.failure = None
+
+
+def test_a_step_is_read_only_after_the_next_is_dispatched(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    """As long as work is waiting; that nothing else reads a result is shown above."""
+    log: list[str] = []
+    monkeypatch.setattr(
+        engine,
+        "_executor",
+        _Sabotaged(
+            engine._executor,
+            at_dispatch=lambda result, packed: log.append("dispatch"),
+            at_fetch=lambda result: log.append("fetch"),
+        ),
+    )
+    add_requests(engine)
+    finish(engine)
+    num_steps = log.count("dispatch")
+    assert log == ["dispatch", *["dispatch", "fetch"] * (num_steps - 1), "fetch"]
+
+
+def test_nothing_that_was_donated_is_left(engine: Engine):
+    """Else the step would hold two copies of the pages, and copy one to the other."""
+    engine.add_request(request("r", range(20), max_tokens=3))
+    while engine.has_work:
+        before = list(engine._executor._state)
+        num_steps = engine.load().steps_total
+        engine.step()
+        if engine.load().steps_total > num_steps:
+            assert all(array.is_deleted() for array in before)
+
+
+def copies_of(text: str, shape: tuple[int, ...]) -> list[str]:
+    """Instructions of an optimised program that copy an array of this shape."""
+    dimensions = ",".join(map(str, shape))
+    return re.findall(rf"= f32\[{dimensions}\]\S* copy(?:-start)?\(.*", text)
+
+
+def test_no_executable_copies_the_pages(tiny_model: Model, monkeypatch: pytest.MonkeyPatch):
+    tables = []
+
+    def capture(*args: Any) -> Any:
+        tables.append(compile_steps(*args))
+        return tables[0]
+
+    compile_steps = build.compile_steps
+    monkeypatch.setattr(build, "compile_steps", capture)
+    tiny_model.build(CONFIG)
+    model = tiny_model.checkpoint.config
+    kv_width = model.num_kv_heads * model.head_dim
+    pages = (CONFIG.num_pages, CONFIG.page_size, kv_width)
+    tokens = (CONFIG.num_pages * CONFIG.page_size, kv_width)
+    kv_bytes = 2 * model.num_layers * 4 * np.prod(pages)
+    for key in StepShapes.from_config(CONFIG).all_keys():
+        compiled = tables[0][key]
+        text = compiled.as_text()
+        assert f"f32[{pages[0]},{pages[1]},{pages[2]}]" in text
+        assert not copies_of(text, pages), key
+        assert not copies_of(text, tokens), key
+        assert compiled.memory_analysis().alias_size_in_bytes >= kv_bytes, key
+
+
+def test_a_copy_would_be_seen():
+    pages = jnp.zeros((5, 3, 2))
+    for donated, num_copies in (((), 1), ((0,), 0)):
+        write = jax.jit(lambda x, i: x.at[i].set(1.0), donate_argnums=donated)
+        text = write.lower(pages, 2).compile().as_text()
+        assert len(copies_of(text, pages.shape)) == num_copies
