@@ -6,12 +6,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from gguf import ReaderTensor, dequantize
 
 from .checkpoint_format import Checkpoint
 from .decoder import ParameterSpec
-from .gguf_config import ROPE_FREQS, open_gguf, read_metadata, read_model_config
-from .metadata import CheckpointError, check_token_ids
+from .gguf_config import ROPE_FREQS, eos_token_ids, read_model_config
+from .gguf_file import GgufFile, read_gguf
+from .metadata import check_token_ids
 from .stored_tensors import ShardingOf, StoredTensors, load_parameters
 
 _LAYER = "blk.{i}."
@@ -30,11 +30,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "final_norm": ("output_norm.weight",),
     "head": ("output.weight",),
 }
-_EOS_KEYS = (
-    "tokenizer.ggml.eos_token_id",
-    "tokenizer.ggml.eot_token_id",
-    "tokenizer.ggml.eom_token_id",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +37,10 @@ class GgufCheckpoint(Checkpoint):
     """An open GGUF file. It is its own tokenizer source.
 
     Attributes:
-      tensors: What the file holds, by name; mapped, not read.
+      file: The file; its tensors are mapped, not read.
     """
 
-    tensors: Mapping[str, ReaderTensor]
+    file: GgufFile
 
     def load(
         self, declared: Mapping[str, ParameterSpec], sharding_of: ShardingOf
@@ -54,21 +49,14 @@ class GgufCheckpoint(Checkpoint):
         stored = StoredTensors(
             source=self.path,
             names=_NAMES,
-            shapes=_shapes(self.tensors),
+            shapes={name: tensor.shape for name, tensor in self.file.tensors.items()},
             ignored=frozenset({ROPE_FREQS}),  # its content is in config.rope_scaling
             read_rows=self._read_rows,
         )
         return load_parameters(stored, declared, sharding_of)
 
     def _read_rows(self, name: str, rows: slice) -> np.ndarray:
-        tensor = self.tensors[name]
-        try:
-            values = dequantize(tensor.data[rows], tensor.tensor_type)
-        except NotImplementedError as error:
-            raise CheckpointError(
-                f"{self.path}: tensor {name} has type {tensor.tensor_type.name}, "
-                "which cannot be decoded"
-            ) from error
+        values = self.file.read_rows(name, rows)
         if name.endswith((".attn_q.weight", ".attn_k.weight")):
             return half_split_rows(values, self.config.head_dim)
         return values
@@ -76,20 +64,18 @@ class GgufCheckpoint(Checkpoint):
 
 def open_gguf_checkpoint(path: Path) -> GgufCheckpoint:
     """Opens a GGUF file; raises CheckpointError if it is damaged or not supported."""
-    reader = open_gguf(path)
-    metadata = read_metadata(reader, path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    config = read_model_config(metadata, reader, _shapes(tensors))
-    eos_token_ids = frozenset[int]().union(*(metadata.token_ids(key) for key in _EOS_KEYS))
-    bos_token_id = next(iter(metadata.token_ids("tokenizer.ggml.bos_token_id")), None)
-    check_token_ids(eos_token_ids, bos_token_id, config.vocab_size, path)
+    file = read_gguf(path)
+    config = read_model_config(file)
+    end_ids = eos_token_ids(file.metadata)
+    bos_token_id = next(iter(file.metadata.token_ids("tokenizer.ggml.bos_token_id")), None)
+    check_token_ids(end_ids, bos_token_id, config.vocab_size, path)
     return GgufCheckpoint(
         path=path,
         config=config,
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=end_ids,
         bos_token_id=bos_token_id,
         tokenizer_source=path,
-        tensors=tensors,
+        file=file,
     )
 
 
@@ -109,11 +95,3 @@ def half_split_rows(rows: np.ndarray, head_dim: int) -> np.ndarray:
     """
     heads = rows.reshape(-1, head_dim // 2, 2, rows.shape[-1])
     return heads.swapaxes(1, 2).reshape(rows.shape)
-
-
-def _shapes(tensors: Mapping[str, ReaderTensor]) -> dict[str, tuple[int, ...]]:
-    """Shapes in row-major order; the file lists the fastest dimension first."""
-    return {
-        name: tuple(int(size) for size in reversed(tensor.shape))
-        for name, tensor in tensors.items()
-    }

@@ -14,7 +14,8 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from .added_tokens import AddedToken
 from .base_tokenizer import Tokenizer, TokenizerSettings
-from .gguf_metadata import read_gguf_metadata
+from .gguf_config import eos_token_ids
+from .gguf_file import read_gguf
 from .huggingface_tokenizer import LibraryTokenizer
 from .metadata import CheckpointError, Metadata
 from .piece_bytes import SPACE_MARK, byte_level_bytes
@@ -81,7 +82,7 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer:
     Raises:
       CheckpointError: The file has no vocabulary, one of an unknown kind, or a damaged one.
     """
-    metadata = read_gguf_metadata(path)
+    metadata = read_gguf(path).metadata
     kinds = {"gpt2": _byte_level_bpe, "llama": _sentencepiece}
     kind = metadata.get("tokenizer.ggml.model")
     if not isinstance(kind, str) or kind not in kinds:
@@ -207,9 +208,8 @@ def _settings(
         for name, key in _TOKEN_NAMES.items()
         if metadata.get(f"tokenizer.ggml.{key}") is not None
     }
-    ends = [f"tokenizer.ggml.{key}_token_id" for key in ("eos", "eot", "eom")]
-    eos_token_ids = frozenset[int]().union(*(metadata.token_ids(key) for key in ends))
-    for token_id in [*named_ids.values(), *eos_token_ids]:
+    end_ids = eos_token_ids(metadata)
+    for token_id in [*named_ids.values(), *end_ids]:
         if not 0 <= token_id < len(vocabulary.tokens):
             raise CheckpointError(
                 f"{metadata.source}: special token id {token_id} is out of range; "
@@ -226,7 +226,7 @@ def _settings(
         special_tokens=special,
         named_tokens={name: vocabulary.tokens[i] for name, i in named_ids.items()},
         bos_token_id=bos,
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=end_ids,
         prefix_ids=(bos,) if adds_bos and bos is not None else (),
         suffix_ids=(eos,) if adds_eos and eos is not None else (),
         drops_leading_space=drops_leading_space,

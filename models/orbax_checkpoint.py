@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 from ..configs.model_config import ModelConfig, RopeScaling
 from .checkpoint_format import Checkpoint
 from .decoder import ParameterSpec
-from .gguf_config import copy_without_tensors
+from .gguf_file import read_gguf
 from .huggingface_config import read_json
 from .metadata import CheckpointError, Metadata, check_token_ids
 from .stored_tensors import ShardingOf
@@ -151,7 +151,7 @@ def save_orbax(
 def _copy_tokenizer(source: Path, destination: Path) -> None:
     destination.mkdir()
     if source.is_file():
-        copy_without_tensors(source, destination / _TOKENIZER_GGUF)
+        (destination / _TOKENIZER_GGUF).write_bytes(read_gguf(source).without_tensors())
         return
     for name in _TOKENIZER_FILES:
         if (source / name).exists():

@@ -36,6 +36,7 @@ WITHOUT_JAX = (
     "engine.scheduler",
     "engine.step_shapes",
     "models.gguf_config",
+    "models.gguf_file",
     "models.huggingface_config",
     "models.metadata",
 )
