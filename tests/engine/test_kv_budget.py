@@ -1,0 +1,71 @@
+import pytest
+
+from octavo.configs.engine_config import EngineConfig
+from octavo.engine.kv_budget import MAX_POOL_TOKENS, num_pages
+from tests.models.tiny_checkpoints import tiny_config
+
+PLENTY = 2**50
+
+
+def pages(
+    *, bytes_per_page: int = 1000, free_bytes: int = PLENTY, max_position: int = 256, **config: int
+) -> int:
+    return num_pages(
+        EngineConfig(**config),
+        tiny_config(max_position=max_position),
+        bytes_per_page=bytes_per_page,
+        free_bytes=lambda: free_bytes,
+    )
+
+
+def test_what_the_config_says_goes():
+    assert pages(num_pages=17, free_bytes=0) == 17
+    assert pages(kv_cache_bytes=17_999, free_bytes=0) == 17
+
+
+def test_memory_is_not_measured_where_the_config_says_it():
+    def measure() -> int:
+        raise AssertionError("nobody needs to know")
+
+    config = EngineConfig(num_pages=17)
+    assert num_pages(config, tiny_config(), bytes_per_page=1000, free_bytes=measure) == 17
+
+
+def test_free_memory_bounds_what_the_config_leaves_open():
+    assert pages(free_bytes=17_999) == 17
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "per_slot"), [(None, 16), (256, 16), (255, 16), (241, 16), (240, 15), (16, 1)]
+)
+def test_never_more_than_the_slots_can_use(max_model_len: int | None, per_slot: int):
+    """Every slot at the longest context, and page 0; 256 tokens are 16 pages of 16."""
+    config = {} if max_model_len is None else {"max_model_len": max_model_len}
+    assert pages(max_num_seqs=3, page_size=16, **config) == 3 * per_slot + 1
+
+
+def test_a_context_longer_than_the_model_knows_takes_no_pages():
+    assert pages(max_num_seqs=3, page_size=16, max_model_len=10_000) == 3 * 16 + 1
+
+
+def test_places_of_the_pool_fit_int32():
+    """Failure case 9.5: page * page_size + offset must not wrap on the device."""
+    most = pages(max_num_seqs=4096, page_size=1024, max_position=2**24)
+    assert most * 1024 <= MAX_POOL_TOKENS < 2**31
+    with pytest.raises(ValueError, match=r"gives 2097152 pages of 1024 tokens; .* most 2"):
+        pages(num_pages=2**21, page_size=1024)
+    assert pages(num_pages=2**21 - 1, page_size=1024) == 2**21 - 1
+
+
+@pytest.mark.parametrize(
+    ("source", "settings"),
+    [
+        ("kv_cache_bytes gives 1 pages", {"kv_cache_bytes": 1999}),
+        ("kv_cache_bytes gives 0 pages", {"kv_cache_bytes": 999}),
+        ("memory that is free for the KV pool gives 1 pages", {"free_bytes": 1999}),
+        ("memory that is free for the KV pool gives 0 pages", {"free_bytes": 0}),
+    ],
+)
+def test_too_little_is_refused_and_named(source: str, settings: dict[str, int]):
+    with pytest.raises(ValueError, match=f"{source} of 1000 bytes; it must give at least 2"):
+        pages(**settings)
