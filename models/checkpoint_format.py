@@ -21,7 +21,6 @@ class Checkpoint(abc.ABC):
       config: The architecture.
       eos_token_ids: Every id that any place in the checkpoint calls an end of sequence. The
         tokenizer's own configuration may name more.
-      bos_token_id: Beginning of sequence, if there is one.
       tokenizer_source: Where `tokenizer.load_tokenizer` finds the vocabulary: a GGUF file (with or
         without tensors) or a folder.
     """
@@ -29,7 +28,6 @@ class Checkpoint(abc.ABC):
     path: Path
     config: ModelConfig
     eos_token_ids: frozenset[int]
-    bos_token_id: int | None
     tokenizer_source: Path
 
     @abc.abstractmethod

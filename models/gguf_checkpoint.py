@@ -67,13 +67,11 @@ def open_gguf_checkpoint(path: Path) -> GgufCheckpoint:
     file = read_gguf(path)
     config = read_model_config(file)
     end_ids = eos_token_ids(file.metadata)
-    bos_token_id = next(iter(file.metadata.token_ids("tokenizer.ggml.bos_token_id")), None)
-    check_token_ids(end_ids, bos_token_id, config.vocab_size, path)
+    check_token_ids(end_ids, config.vocab_size, path)
     return GgufCheckpoint(
         path=path,
         config=config,
         eos_token_ids=end_ids,
-        bos_token_id=bos_token_id,
         tokenizer_source=path,
         file=file,
     )

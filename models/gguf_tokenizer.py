@@ -17,7 +17,7 @@ from .base_tokenizer import Tokenizer, TokenizerSettings
 from .gguf_config import eos_token_ids
 from .gguf_file import read_gguf
 from .huggingface_tokenizer import LibraryTokenizer
-from .metadata import CheckpointError, Metadata
+from .metadata import CheckpointError, Metadata, check_token_ids
 from .piece_bytes import SPACE_MARK, byte_level_bytes
 from .sentencepiece_tokenizer import SentencePieceTokenizer, control_tokens, sentencepiece_pb
 
@@ -209,12 +209,7 @@ def _settings(
         if metadata.get(f"tokenizer.ggml.{key}") is not None
     }
     end_ids = eos_token_ids(metadata)
-    for token_id in [*named_ids.values(), *end_ids]:
-        if not 0 <= token_id < len(vocabulary.tokens):
-            raise CheckpointError(
-                f"{metadata.source}: special token id {token_id} is out of range; "
-                f"the vocabulary is [0, {len(vocabulary.tokens)})"
-            )
+    check_token_ids({*named_ids.values(), *end_ids}, len(vocabulary.tokens), metadata.source)
     bos, eos = named_ids.get("bos_token"), named_ids.get("eos_token")
     adds_bos = metadata.boolean("tokenizer.ggml.add_bos_token", default=adds_bos)
     adds_eos = metadata.boolean("tokenizer.ggml.add_eos_token", default=False)

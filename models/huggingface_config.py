@@ -39,12 +39,10 @@ class HuggingFaceConfig:
     Attributes:
       model: The architecture.
       eos_token_ids: Every id that either file calls an end of sequence.
-      bos_token_id: Beginning of sequence, if there is one.
     """
 
     model: ModelConfig
     eos_token_ids: frozenset[int]
-    bos_token_id: int | None
 
 
 def read_huggingface_config(folder: Path) -> HuggingFaceConfig:
@@ -83,17 +81,12 @@ def read_huggingface_config(folder: Path) -> HuggingFaceConfig:
         raise CheckpointError(f"{top.source}: {error}") from error
 
     eos_token_ids = top.token_ids("eos_token_id") | text.token_ids("eos_token_id")
-    bos_token_ids = text.token_ids("bos_token_id")
     generation_path = folder / "generation_config.json"
     if generation_path.exists():
         generation = Metadata(read_json(generation_path), generation_path)
         eos_token_ids |= generation.token_ids("eos_token_id")
-        bos_token_ids = bos_token_ids or generation.token_ids("bos_token_id")
-    if len(bos_token_ids) > 1:
-        raise text.error("bos_token_id", "one token id")
-    bos_token_id = next(iter(bos_token_ids), None)
-    check_token_ids(eos_token_ids, bos_token_id, model.vocab_size, top.source)
-    return HuggingFaceConfig(model=model, eos_token_ids=eos_token_ids, bos_token_id=bos_token_id)
+    check_token_ids(eos_token_ids, model.vocab_size, top.source)
+    return HuggingFaceConfig(model=model, eos_token_ids=eos_token_ids)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Whatever the file format, its metadata is a mapping from keys to values that som
 Every complaint names the file, the key and the value found there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,11 +87,9 @@ class Metadata:
         return default if value is None else value
 
 
-def check_token_ids(
-    eos_token_ids: frozenset[int], bos_token_id: int | None, vocab_size: int, source: Path
-) -> None:
-    """Raises CheckpointError if a special id is no row of the embedding."""
-    for token_id in sorted(eos_token_ids | ({bos_token_id} if bos_token_id is not None else set())):
+def check_token_ids(token_ids: Iterable[int], vocab_size: int, source: Path) -> None:
+    """Raises CheckpointError if a special id is outside the vocabulary."""
+    for token_id in sorted(token_ids):
         if not 0 <= token_id < vocab_size:
             raise CheckpointError(
                 f"{source}: special token id {token_id} is out of range; "

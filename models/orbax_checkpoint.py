@@ -1,6 +1,6 @@
 """Octavo's own format: a folder with the decoder's parameters as Orbax stores arrays.
 
-    octavo.json   architecture and special ids
+    octavo.json   architecture and end-of-sequence ids
     parameters/   one array for each parameter of the decoder, by its path
     tokenizer/    the tokenizer's files, or tokenizer.gguf: a GGUF file without tensors
 
@@ -94,15 +94,13 @@ def open_orbax_checkpoint(folder: Path) -> OrbaxCheckpoint:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{source}: config is no model config: {error}") from error
     eos_token_ids = description.token_ids("eos_token_ids")
-    bos_token_id = next(iter(description.token_ids("bos_token_id")), None)
-    check_token_ids(eos_token_ids, bos_token_id, config.vocab_size, source)
+    check_token_ids(eos_token_ids, config.vocab_size, source)
     tokenizer = folder / _TOKENIZER
     vocabulary = tokenizer / _TOKENIZER_GGUF
     return OrbaxCheckpoint(
         path=folder,
         config=config,
         eos_token_ids=eos_token_ids,
-        bos_token_id=bos_token_id,
         tokenizer_source=vocabulary if vocabulary.exists() else tokenizer,
     )
 
@@ -116,7 +114,7 @@ def save_orbax(
 
     Args:
       destination: The folder; must not exist.
-      checkpoint: Whose architecture, special ids and tokenizer are written.
+      checkpoint: Whose architecture, end-of-sequence ids and tokenizer are written.
       parameters: The decoder's parameters, by path.
 
     Raises:
@@ -138,7 +136,6 @@ def save_orbax(
             "format_version": FORMAT_VERSION,
             "config": dataclasses.asdict(checkpoint.config),
             "eos_token_ids": sorted(checkpoint.eos_token_ids),
-            "bos_token_id": checkpoint.bos_token_id,
         }
         text = json.dumps(description, indent=2) + "\n"
         (partial / DESCRIPTION_FILE).write_text(text, "utf-8")

@@ -95,7 +95,6 @@ def open_safetensors_checkpoint(folder: Path) -> SafetensorsCheckpoint:
         path=folder,
         config=description.model,
         eos_token_ids=description.eos_token_ids,
-        bos_token_id=description.bos_token_id,
         tokenizer_source=folder,
         entries=_read_entries(folder),
     )

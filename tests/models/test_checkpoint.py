@@ -16,7 +16,6 @@ from octavo.models.convert import convert
 from octavo.models.decoder import ParameterSpec, declared_parameters
 from octavo.models.stored_tensors import BLOCK_ROWS
 from tests.models.tiny_checkpoints import (
-    BOS_TOKEN_ID,
     EOS_TOKEN_ID,
     Arrays,
     decoder_parameters,
@@ -67,7 +66,6 @@ def test_every_format_brings_the_same_parameters(
     tensors = random_tensors(config)
     checkpoint = open_checkpoint(write(tmp_path / "tiny", config, tensors))
     assert checkpoint.eos_token_ids == {EOS_TOKEN_ID}
-    assert checkpoint.bos_token_id == BOS_TOKEN_ID
     assert checkpoint.tokenizer_source.exists()
     name = "source" if write is orbax else "tiny"
     assert checkpoint.config == tiny_config(tie_word_embeddings=tied, name=name)

@@ -49,7 +49,7 @@ def native(tmp_path: Path) -> Path:
 
 
 def test_conversion_keeps_every_bit_and_all_that_belongs_to_the_model(tmp_path: Path) -> None:
-    """HF -> ours -> ours: parameters, architecture, special ids, tokenizer files."""
+    """HF -> ours -> ours: parameters, architecture, end-of-sequence ids, tokenizer files."""
     scaling = RopeScaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64
     )
@@ -74,7 +74,6 @@ def test_conversion_keeps_every_bit_and_all_that_belongs_to_the_model(tmp_path: 
         checkpoint = open_checkpoint(folder)
         assert checkpoint.config == config
         assert checkpoint.eos_token_ids == {258, 300}
-        assert checkpoint.bos_token_id == 257
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             copied = checkpoint.tokenizer_source / name
             assert copied.read_bytes() == (source / name).read_bytes()
@@ -275,7 +274,7 @@ def test_lost_parameters_are_named(native: Path) -> None:
         ({"config": {"name": "x"}}, r"config is no model config"),
         ({"config": None}, r"config is no model config"),
         ({"eos_token_ids": "x"}, r"eos_token_ids is 'x'"),
-        ({"bos_token_id": 320}, r"token id 320 is out of range"),
+        ({"eos_token_ids": [2, 320]}, r"token id 320 is out of range"),
     ],
 )
 def test_a_broken_description_is_named(

@@ -198,7 +198,6 @@ def test_buffers_of_old_versions_are_ignored(tmp_path: Path) -> None:
         ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings is 'yes'"),
         ({"eos_token_id": [2, "x"]}, r"eos_token_id is \[2, 'x'\]"),
         ({"eos_token_id": 320}, r"token id 320 is out of range; the vocabulary is \[0, 320\)"),
-        ({"bos_token_id": [1, 2]}, r"bos_token_id is \[1, 2\]; it must be one token id"),
         ({"text_config": 3}, r"text_config is 3; it must be an object"),
     ],
 )
@@ -260,19 +259,17 @@ def test_end_ids_of_both_files_count(tmp_path: Path) -> None:
         CONFIG,
         TENSORS,
         changes={"eos_token_id": [258, 300]},
-        generation_config={"eos_token_id": 301, "bos_token_id": 257},
+        generation_config={"eos_token_id": 301},
     )
     assert open_checkpoint(path).eos_token_ids == {258, 300, 301}
-    changes: dict[str, Any] = {"eos_token_id": None, "bos_token_id": None}
-    generation = {"eos_token_id": [258, 301], "bos_token_id": 257}
+    changes: dict[str, Any] = {"eos_token_id": None}
+    generation = {"eos_token_id": [258, 301]}
     path = write_huggingface(
         tmp_path / "one", CONFIG, TENSORS, changes=changes, generation_config=generation
     )
     assert open_checkpoint(path).eos_token_ids == {258, 301}
-    assert open_checkpoint(path).bos_token_id == 257
     path = write_huggingface(tmp_path / "none", CONFIG, TENSORS, changes=changes)
     assert open_checkpoint(path).eos_token_ids == frozenset()
-    assert open_checkpoint(path).bos_token_id is None
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"a": ', '{"a": \x00}'])
