@@ -4,13 +4,11 @@ What would change the computation and is not supported is refused by name, never
 Source: transformers, `LlamaConfig` (defaults included) and `PretrainedConfig`.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..configs.model_config import ModelConfig, RopeScaling
-from .metadata import CheckpointError, Metadata, check_token_ids
+from .metadata import CheckpointError, Metadata, check_token_ids, read_json
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
 
@@ -52,7 +50,7 @@ def read_huggingface_config(folder: Path) -> HuggingFaceConfig:
       CheckpointError: A file is unreadable, a value is missing or of the wrong type, or the model
         needs something that is not supported; the message names it.
     """
-    top = Metadata(read_json(folder / "config.json"), folder / "config.json")
+    top = read_json(folder / "config.json")
     text = _text_config(top)
     _check_supported(top, text)
 
@@ -81,23 +79,10 @@ def read_huggingface_config(folder: Path) -> HuggingFaceConfig:
         raise CheckpointError(f"{top.source}: {error}") from error
 
     eos_token_ids = top.token_ids("eos_token_id") | text.token_ids("eos_token_id")
-    generation_path = folder / "generation_config.json"
-    if generation_path.exists():
-        generation = Metadata(read_json(generation_path), generation_path)
-        eos_token_ids |= generation.token_ids("eos_token_id")
+    generation = read_json(folder / "generation_config.json", is_optional=True)
+    eos_token_ids |= generation.token_ids("eos_token_id")
     check_token_ids(eos_token_ids, model.vocab_size, top.source)
     return HuggingFaceConfig(model=model, eos_token_ids=eos_token_ids)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises CheckpointError naming the file if there is none."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds a {type(value).__name__}; it must hold an object")
-    return value
 
 
 def _text_config(top: Metadata) -> Metadata:

@@ -4,6 +4,7 @@ Whatever the file format, its metadata is a mapping from keys to values that som
 Every complaint names the file, the key and the value found there.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,27 @@ class Metadata:
     def _present(self, key: str, default: object) -> object:
         value = self.values.get(key)
         return default if value is None else value
+
+
+def read_json(path: Path, *, is_optional: bool = False) -> Metadata:
+    """The object in a JSON file.
+
+    Args:
+      path: The file.
+      is_optional: A file that does not exist says nothing, instead of being an error.
+
+    Raises:
+      CheckpointError: There is no such file, or it holds no JSON object.
+    """
+    if is_optional and not path.exists():
+        return Metadata({}, path)
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a {type(value).__name__}; it must hold an object")
+    return Metadata(value, path)
 
 
 def check_token_ids(token_ids: Iterable[int], vocab_size: int, source: Path) -> None:

@@ -23,8 +23,7 @@ from ..configs.model_config import ModelConfig, RopeScaling
 from .checkpoint_format import Checkpoint
 from .decoder import ParameterSpec
 from .gguf_file import read_gguf
-from .huggingface_config import read_json
-from .metadata import CheckpointError, Metadata, check_token_ids
+from .metadata import CheckpointError, check_token_ids, read_json
 from .stored_tensors import ShardingOf
 
 DESCRIPTION_FILE = "octavo.json"
@@ -83,7 +82,7 @@ class OrbaxCheckpoint(Checkpoint):
 def open_orbax_checkpoint(folder: Path) -> OrbaxCheckpoint:
     """Opens a folder that `save_orbax` wrote; raises CheckpointError if it is damaged."""
     source = folder / DESCRIPTION_FILE
-    description = Metadata(read_json(source), source)
+    description = read_json(source)
     if description.integer("format_version") != FORMAT_VERSION:
         raise description.error("format_version", f"{FORMAT_VERSION}; convert the model again")
     try:

@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 
 from .checkpoint_format import Checkpoint
 from .decoder import ParameterSpec
-from .huggingface_config import read_huggingface_config, read_json
-from .metadata import CheckpointError
+from .huggingface_config import read_huggingface_config
+from .metadata import CheckpointError, read_json
 from .stored_tensors import ShardingOf, StoredTensors, check_equal, load_parameters
 
 SINGLE_FILE = "model.safetensors"

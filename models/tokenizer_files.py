@@ -4,14 +4,12 @@ Read: tokenizer_config.json, special_tokens_map.json, added_tokens.json, chat_te
 generation_config.json and config.json. None of them has to exist.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .added_tokens import AddedToken
-from .metadata import CheckpointError, Metadata
+from .metadata import CheckpointError, Metadata, read_json
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -52,8 +50,8 @@ class TokenizerFiles:
     @staticmethod
     def read(folder: Path) -> "TokenizerFiles":
         """Reads the files of a folder; raises CheckpointError for one that is malformed."""
-        config = _read_object(folder / "tokenizer_config.json")
-        special_map = _read_object(folder / "special_tokens_map.json")
+        config = read_json(folder / "tokenizer_config.json", is_optional=True)
+        special_map = read_json(folder / "special_tokens_map.json", is_optional=True)
         named = {}
         for name in _NAMES:
             for metadata in (config, special_map):
@@ -62,7 +60,7 @@ class TokenizerFiles:
         others = {text for metadata in (config, special_map) for text in _other_spellings(metadata)}
         eos_token_ids = frozenset[int]()
         for name in ("generation_config.json", "config.json"):
-            eos_token_ids |= _read_object(folder / name).token_ids("eos_token_id")
+            eos_token_ids |= read_json(folder / name, is_optional=True).token_ids("eos_token_id")
         return TokenizerFiles(
             config=config,
             named_tokens=named,
@@ -102,7 +100,7 @@ class TokenizerFiles:
 
 def _declared_tokens(folder: Path, config: Metadata) -> dict[int, DeclaredToken]:
     declared = {}
-    plain = _read_object(folder / "added_tokens.json")
+    plain = read_json(folder / "added_tokens.json", is_optional=True)
     for text, token_id in plain.values.items():
         if not isinstance(token_id, int) or not text:
             raise plain.error(text, "a token id")
@@ -164,15 +162,3 @@ def _spelling(metadata: Metadata, key: str, value: object) -> str:
     if not isinstance(text, str) or not text:
         raise metadata.error(key, "a token, which is a string or has a content")
     return text
-
-
-def _read_object(path: Path) -> Metadata:
-    if not path.is_file():
-        return Metadata({}, path)
-    try:
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds a {type(value).__name__}; it must be an object")
-    return Metadata(value, path)

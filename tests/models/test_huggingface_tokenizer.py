@@ -222,8 +222,8 @@ def test_damaged_files_are_named(changed: Path, content: str):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer_config.json", "{", "not JSON"),
-        ("tokenizer_config.json", "[]", "holds a list; it must be an object"),
+        ("tokenizer_config.json", "{", "not readable as JSON"),
+        ("tokenizer_config.json", "[]", "holds a list; it must hold an object"),
         ("tokenizer_config.json", '{"bos_token": 3}', "bos_token is 3; it must be a token"),
         ("tokenizer_config.json", '{"add_bos_token": "yes"}', "add_bos_token is 'yes'"),
         ("tokenizer_config.json", '{"add_bos_token": true}', "no such token is named"),
