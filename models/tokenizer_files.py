@@ -146,9 +146,12 @@ def _chat_template(folder: Path, config: Metadata) -> str | None:
     """chat_template.jinja, else chat_template of tokenizer_config.json: the one named default."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{file}: not readable as text: {error}") from error
     value = config.get("chat_template")
-    if isinstance(value, list):
+    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
         by_name = {each.get("name"): each.get("template") for each in value}
         value = by_name.get("default")
     if value is not None and not isinstance(value, str):

@@ -225,13 +225,21 @@ def test_damaged_files_are_named(changed: Path, content: str):
         ("tokenizer_config.json", "{", "not readable as JSON"),
         ("tokenizer_config.json", "[]", "holds a list; it must hold an object"),
         ("tokenizer_config.json", '{"bos_token": 3}', "bos_token is 3; it must be a token"),
+        (
+            "tokenizer_config.json",
+            '{"chat_template": ["{{ x }}"]}',
+            "chat_template is .* named ones",
+        ),
+        ("chat_template.jinja", b"\xff", "not readable as text"),
         ("tokenizer_config.json", '{"add_bos_token": "yes"}', "add_bos_token is 'yes'"),
         ("tokenizer_config.json", '{"add_bos_token": true}', "no such token is named"),
         ("generation_config.json", '{"eos_token_id": "2"}', "eos_token_id is '2'"),
     ],
 )
-def test_malformed_side_files_are_named(changed: Path, name: str, content: str, message: str):
-    (changed / name).write_text(content)
+def test_malformed_side_files_are_named(
+    changed: Path, name: str, content: str | bytes, message: str
+):
+    (changed / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(CheckpointError, match=message) as error:
         load_tokenizer(changed)
     assert name in str(error.value)
