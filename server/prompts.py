@@ -18,7 +18,9 @@ async def prompt_token_ids(
     """The ids of the request's input, whichever form it has.
 
     Raises:
-      Refusal: No input, ids beyond the context limit, or a chat that the template refuses.
+      Refusal: No input, ids beyond the context limit, an option that does not go with the input, a
+        text that the vocabulary cannot spell, or a chat that the model has no template for or its
+        template refuses.
     """
     kind = request.WhichOneof("input")
     if kind is None:
@@ -45,10 +47,13 @@ async def _text_ids(
 ) -> list[int]:
     text, parse = request.text, request.parse_special_tokens
     add = request.add_special_tokens if request.HasField("add_special_tokens") else True
-    return await _off_loop_if_long(
-        len(text),
-        lambda: model.codec.encode(text, add_special_tokens=add, parse_special_tokens=parse),
-    )
+    try:
+        return await _off_loop_if_long(
+            len(text),
+            lambda: model.codec.encode(text, add_special_tokens=add, parse_special_tokens=parse),
+        )
+    except ValueError as error:
+        raise invalid("text", str(error)) from error
 
 
 async def _chat_ids(

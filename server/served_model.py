@@ -20,6 +20,7 @@ class EngineClient(Protocol):
         Raises:
           InvalidRequest: It can never run.
           Overloaded: It cannot run now.
+          EngineUnavailable: The engine failed or is shutting down.
         """
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
@@ -57,7 +58,11 @@ class TextCodec(Protocol):
     def encode(
         self, text: str, *, add_special_tokens: bool, parse_special_tokens: bool
     ) -> list[int]:
-        """The ids of a text; with parse_special_tokens, spelled control tokens become ids."""
+        """The ids of a text; with parse_special_tokens, spelled control tokens become ids.
+
+        Raises:
+          ValueError: The vocabulary has no ids for it that are ordinary text.
+        """
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """The ids of a prompt for the next answer to a conversation of (role, content) turns.

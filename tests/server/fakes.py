@@ -186,13 +186,15 @@ def _logprobs(state: RequestState, num_new: int) -> tuple[float, ...]:
 
 
 class ByteCodec:
-    """Ids 0 to 255 are bytes, 256 ends a text, 257 starts one."""
+    """Ids 0 to 255 are bytes, 256 ends a text, 257 starts one; "<257>" can be no text."""
 
     has_chat_template = True
 
     def encode(
         self, text: str, *, add_special_tokens: bool, parse_special_tokens: bool
     ) -> list[int]:
+        if "<257>" in text:
+            raise ValueError("text holds '<257>', which can only be a control token")
         ids = [*([257] if add_special_tokens else [])]
         for part in re.split("(<256>)", text) if parse_special_tokens else [text]:
             ids += [EOS] if parse_special_tokens and part == "<256>" else part.encode()

@@ -226,6 +226,7 @@ BAD_REQUESTS = {
         pb.GenerateRequest(chat=CHAT, parse_special_tokens=True),
         "parse_special_tokens",
     ),
+    "text that cannot be encoded": (pb.GenerateRequest(text="a<257>"), "text"),
     "long request id": (pb.GenerateRequest(text="a", request_id="x" * 257), "request_id"),
 }
 
