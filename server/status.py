@@ -3,9 +3,8 @@
 from typing import NoReturn, Protocol, runtime_checkable
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 from google.rpc.code_pb2 import Code
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
@@ -34,7 +33,6 @@ class Refusal(Exception):
       reason: One word in capitals for programs, such as QUEUE_FULL.
       message: One sentence for people.
       field: Path of the request's field that is at fault, or None.
-      retry_after_s: When to try again, where that can be computed; None where it cannot.
     """
 
     def __init__(
@@ -44,7 +42,6 @@ class Refusal(Exception):
         message: str,
         *,
         field: str | None = None,
-        retry_after_s: float | None = None,
     ) -> None:
         """See the attributes."""
         super().__init__(message)
@@ -52,7 +49,6 @@ class Refusal(Exception):
         self.reason = reason
         self.message = message
         self.field = field
-        self.retry_after_s = retry_after_s
 
     def to_status(self) -> grpc.Status:
         """The status with its google.rpc details.
@@ -64,10 +60,6 @@ class Refusal(Exception):
         if self.field is not None:
             violation = BadRequest.FieldViolation(field=self.field, description=self.message)
             status.details.add().Pack(BadRequest(field_violations=[violation]))
-        if self.retry_after_s is not None:
-            delay = Duration()
-            delay.FromNanoseconds(round(self.retry_after_s * 1e9))
-            status.details.add().Pack(RetryInfo(retry_delay=delay))
         return rpc_status.to_status(status)
 
 

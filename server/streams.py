@@ -173,11 +173,10 @@ class StreamRouter:
             and request_id not in self._abandoned
         )
 
-    def fail_all(self, failure: Failure) -> list[str]:
-        """Ends every stream; returns the ids."""
+    def fail_all(self, failure: Failure) -> None:
+        """Ends every stream."""
         for stream in self._streams.values():
             stream.fail(failure)
-        return list(self._streams)
 
     async def wait_all_closed(self) -> None:
         """Returns when no request is left."""
