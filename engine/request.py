@@ -28,7 +28,7 @@ class SamplingParams:
     Attributes:
       max_tokens: Output tokens at most. None: up to the context limit.
       temperature: 0 is greedy: the highest logit, the lowest id on ties.
-      top_k: Keep the k most likely tokens. 0 (or the vocabulary size and more): all.
+      top_k: Keep the k most likely tokens. 0 (or -1, or the vocabulary size and more): all.
       top_p: Keep the smallest set of most likely tokens whose mass reaches top_p. 1: all.
       min_p: Keep tokens at least min_p times as likely as the most likely one. 0: all.
       seed: 64 unsigned bits. None: the engine picks one.

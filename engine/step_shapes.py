@@ -75,7 +75,11 @@ class StepShapes:
         return sorted(mixed + decode, key=lambda key: (key.rows + key.chunk, key), reverse=True)
 
     def key_for(self, num_rows: int, num_chunk_tokens: int) -> StepKey:
-        """The smallest executable that runs this many decode rows and prompt tokens."""
+        """The smallest executable that runs this many decode rows and prompt tokens.
+
+        Raises:
+          ValueError: It is more than the largest runs.
+        """
         if num_chunk_tokens == 0:
             return StepKey(smallest_at_least(self.decode_rows, num_rows), 0)
         return StepKey(

@@ -1,7 +1,7 @@
 """KV pages of the reference backend: layout, allocation, writes.
 
 Keys and values lie in separate arrays [pages, page_size, kv_heads * head_dim]: on the CPU one
-combined array costs half a step more at long contexts (measured; BUILD_NOTES.md).
+combined array makes a decode step a quarter to two fifths slower (BUILD_NOTES.md, section 4).
 """
 
 from dataclasses import dataclass

@@ -55,7 +55,11 @@ def field_path(engine_field: str, request: pb.GenerateRequest) -> str:
 
 
 def finished(output: RequestOutput) -> pb.Finished:
-    """The event that says why the output ended; not for FinishReason.ERROR."""
+    """The event that says why the output ended; not for FinishReason.ERROR.
+
+    Raises:
+      ValueError: It is not the last output of its request.
+    """
     if output.finish_reason is None:
         raise ValueError(f"finish_reason is None in the last output of {output.request_id}")
     return pb.Finished(

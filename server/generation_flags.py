@@ -104,7 +104,11 @@ def sampling(values: flags.FlagValues) -> pb.Sampling:
 
 
 def token_ids(name: str, values: flags.FlagValues) -> list[int]:
-    """The ids of a flag that lists them."""
+    """The ids of a flag that lists them.
+
+    Raises:
+      UsageError: One is no whole number, or does not fit the wire.
+    """
     words: list[str] = getattr(values, name) or []
     try:
         ids = [int(word) for word in words]
@@ -118,7 +122,13 @@ def token_ids(name: str, values: flags.FlagValues) -> list[int]:
 
 @contextmanager
 def connected(values: flags.FlagValues) -> Generator[grpc.Channel]:
-    """A channel to the server that the flags name, or to one in this process."""
+    """A channel to the server that the flags name, or to one in this process.
+
+    Raises:
+      UsageError: A flag of the model goes with --server, or one cannot be.
+      ValueError: A size of the engine cannot be; names it, its value and the bound.
+      CommandError: The model cannot be had or read.
+    """
     if values.server:
         refuse_engine_flags(
             values, _LOCAL_FIELDS, "is for a model in this process; it goes without --server"

@@ -28,11 +28,11 @@ class ServerState(enum.Enum):
 
 
 class Lifecycle:
-    """The state of one server. Used from the event loop alone.
+    """The state of one server. Used from the event loop alone, but for `stage`.
 
     Attributes:
       state: Where it is.
-      stage: What it is doing while it loads.
+      stage: What it is doing while it loads; set by the thread that loads.
       health: The health service that tells.
     """
 

@@ -28,7 +28,7 @@ class ProgressDisplay:
         if self._is_terminal:
             self._stream.write(f"\r\x1b[K{describe(stage, done, total)}")
         else:
-            # A log file needs no line for each of hundreds of tensors.
+            # A log file needs no line for each of many parts.
             part = (stage, done * _PLAIN_LINES_PER_STAGE // total if total else 0)
             if part == self._last:
                 return

@@ -22,8 +22,8 @@ Loader = Callable[[Callable[[list[RequestOutput]], None], OnProgress], ServedMod
 # it is 0.25 ms (measured).
 SWITCH_INTERVAL_S = 1e-4
 
-
 GRACE_S = 1.0
+"""How long the status of a call whose last event was sent may take to reach its client."""
 
 
 async def serve_until_stopped(
