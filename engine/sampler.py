@@ -14,6 +14,7 @@ Rules that no row of the batch uses are skipped. Nothing is sorted or scanned: c
 triangular products do the same on a few hundred values, and compile in a fraction of the time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -24,6 +25,8 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 BLOCK = 64  # vocabulary entries per block
 NARROW = 64  # candidates of the narrow way
+GROUP = 4  # rows that go the wide way together
+FOLD = 8  # parts of the vocabulary that are added before they are summed
 
 
 @jax.tree_util.register_dataclass
@@ -88,11 +91,12 @@ def chosen_logprobs(
 
 
 def _blocks(logits: Float[Array, "rows vocab"]) -> Float[Array, "rows blocks block"]:
-    """Logits in blocks; the last is filled up with -inf."""
+    """Logits in blocks, a multiple of FOLD of them; the last are filled up with -inf."""
     # Behind a barrier the head's product is not fused into each pass over its result.
     logits = lax.optimization_barrier(logits)
     rows, vocab = logits.shape
-    padded = jnp.pad(logits, ((0, 0), (0, -vocab % BLOCK)), constant_values=-jnp.inf)
+    padding = -vocab % (BLOCK * FOLD)
+    padded = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
     return padded.reshape(rows, -1, BLOCK)
 
 
@@ -115,25 +119,46 @@ def _draw(
     temperature = jnp.where(is_drawn, rows.temperature, 1.0)
     # Likelihoods relative to the most likely token: in [0, 1], no overflow at any temperature.
     relative = blocks - block_high.max(-1)[:, None, None]
-    likelihood = jnp.exp(relative / temperature[:, None, None])
+    likelihood = lax.optimization_barrier(jnp.exp(relative / temperature[:, None, None]))
     top_k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
-    is_truncated = (top_k < vocab) | (rows.top_p < 1) | (rows.min_p > 0)
+    is_truncated = is_drawn & ((top_k < vocab) | (rows.top_p < 1) | (rows.min_p > 0))
+    is_whole = is_drawn & ~is_truncated
     chance = uniform(rows.seed, rows.position)
 
-    narrow_token, suffices = _draw_narrow(likelihood, block_high, top_k, rows, chance)
-    is_narrow = is_truncated & suffices
-    is_wide = is_drawn & ~is_narrow
+    token, suffices = _draw_narrow(likelihood, block_high, top_k, rows, chance)
+    token = lax.cond(
+        is_whole.any(),
+        lambda: jnp.where(is_whole, _inverse(likelihood, chance), token),
+        lambda: token,
+    )
 
-    def draw_wide() -> jax.Array:
-        needs_border = is_wide & is_truncated
-        kept = lax.cond(
-            needs_border.any(),
-            lambda: _truncate(likelihood, top_k, rows.top_p, rows.min_p, needs_border),
-            lambda: likelihood,
-        )
-        return jnp.where(is_narrow, narrow_token, _inverse(kept, chance))
+    def draw_wide(wide: Int32[Array, " group"], token: jax.Array) -> jax.Array:
+        kept = _truncate(likelihood[wide], top_k[wide], rows.top_p[wide], rows.min_p[wide])
+        return token.at[wide].set(_inverse(kept, chance[wide]), mode="drop")
 
-    return lax.cond(is_wide.any(), draw_wide, lambda: narrow_token)
+    return _for_groups(is_truncated & ~suffices, draw_wide, token)
+
+
+def _for_groups(
+    is_chosen: Bool[Array, " rows"],
+    run: Callable[[Int32[Array, " group"], jax.Array], jax.Array],
+    carry: jax.Array,
+) -> jax.Array:
+    """Runs `run(row numbers, carry)` over the chosen rows, GROUP at a time.
+
+    So the cost follows the rows that are chosen. Numbers past the rows are padding: a gather reads
+    the last row for them, and a scatter drops them.
+    """
+    num_rows = is_chosen.shape[0]
+    row = jnp.arange(num_rows)
+    place = (is_chosen & (row < row[:, None])).sum(-1)  # how many chosen rows come before
+    chosen = jnp.full(num_rows + GROUP, num_rows, jnp.int32)
+    chosen = chosen.at[jnp.where(is_chosen, place, num_rows + GROUP)].set(row, mode="drop")
+
+    def run_group(index: Int32[Array, ""], carry: jax.Array) -> jax.Array:
+        return run(lax.dynamic_slice_in_dim(chosen, index * GROUP, GROUP), carry)
+
+    return lax.fori_loop(0, (is_chosen.sum() + GROUP - 1) // GROUP, run_group, carry)
 
 
 def _draw_narrow(
@@ -187,52 +212,55 @@ def _truncate(
     top_k: Int32[Array, " rows"],
     top_p: Float[Array, " rows"],
     min_p: Float[Array, " rows"],
-    is_needed: Bool[Array, " rows"],
 ) -> Float[Array, "rows blocks block"]:
-    """The likelihoods with everything but the survivors at zero; other rows stay whole."""
-
-    def apply_rule(rule: Int32[Array, ""], kept: jax.Array) -> jax.Array:
-        # Rule 0 counts tokens up to top_k, rule 1 sums their mass up to top_p.
-        weight = jnp.where(rule == 0, 1.0, kept)
-        target = jnp.where(
-            rule == 0, top_k.astype(jnp.float32), _mass_target(top_p, kept.sum((-2, -1)))
-        )
-        return _keep_prefix(kept, weight, target)
-
-    # A loop, though there are two, so that the bisection is compiled once.
-    kept = lax.fori_loop(0, 2, apply_rule, likelihood)
-    kept = jnp.where(kept >= min_p[:, None, None], kept, 0)
-    return jnp.where(is_needed[:, None, None], kept, likelihood)
+    """The likelihoods with everything but the survivors at zero."""
+    vocab = likelihood.shape[1] * BLOCK
+    kept = lax.cond(
+        (top_k < vocab).any(),
+        lambda: _keep_prefix(likelihood, jnp.ones_like, top_k.astype(jnp.float32)),
+        lambda: likelihood,
+    )
+    kept = _keep_prefix(kept, lambda value: value, _mass_target(top_p, kept.sum((-2, -1))))
+    return jnp.where(kept >= min_p[:, None, None], kept, 0)
 
 
 def _keep_prefix(
     value: Float[Array, "rows blocks block"],
-    weight: Float[Array, "rows blocks block"],
+    weigh: Callable[[Float[Array, "rows blocks block"]], Float[Array, "rows blocks block"]],
     target: Float[Array, " rows"],
 ) -> Float[Array, "rows blocks block"]:
     """Keeps tokens until their weight reaches the target: highest first, lowest id first on ties.
 
     The token that reaches it is kept. The border is found by bisection over the bits of the value:
     those of non-negative floats order as the floats do, so 31 halvings are exact.
+
+    Args:
+      value: Orders the tokens; in [0, 1].
+      weigh: The weight of tokens of these values.
+      target: The weight at which to stop.
     """
-    bits = lax.bitcast_convert_type(value, jnp.int32)
 
     def halve(
         _: Int32[Array, ""], bounds: tuple[jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
         low, high = bounds  # the weight at or above low reaches the target, at or above high not
         middle = low + (high - low) // 2
-        reaches = jnp.where(bits >= middle[:, None, None], weight, 0).sum((-2, -1)) >= target
+        # Floats compare as their bits do, and faster.
+        least = lax.bitcast_convert_type(middle, jnp.float32)[:, None, None]
+        reaches = _folded_sum(jnp.where(value >= least, weigh(value), 0)) >= target
         return jnp.where(reaches, middle, low), jnp.where(reaches, high, middle)
 
     rows = value.shape[0]
     above_one = lax.bitcast_convert_type(jnp.float32(1.5), jnp.int32)  # no likelihood exceeds 1
     border, _ = lax.fori_loop(0, 31, halve, (jnp.zeros(rows, jnp.int32), jnp.full(rows, above_one)))
-    is_above = bits > border[:, None, None]
-    tied = jnp.where(bits == border[:, None, None], weight, 0)
-    rest = target - jnp.where(is_above, weight, 0).sum((-2, -1))  # what the tied may still add
+    border = lax.bitcast_convert_type(border, jnp.float32)[:, None, None]
+
+    is_tied = value == border
+    # What the tied may still add, and the one block in which they reach it: all before it are
+    # kept, none after it.
+    rest = target - _folded_sum(jnp.where(value > border, weigh(value), 0))
+    tied = jnp.where(is_tied, weigh(value), 0)
     block_before = _sums_before(tied.sum(-1))
-    # The one block in which the tied reach the rest; before it all are kept, after it none.
     last = jnp.maximum((block_before < rest[:, None]).sum(-1) - 1, 0)[:, None]
     in_last = jnp.take_along_axis(tied, last[..., None], axis=1)[:, 0]
     before = jnp.take_along_axis(block_before, last, axis=1) + _sums_before(in_last)
@@ -240,7 +268,21 @@ def _keep_prefix(
     is_kept_tie = (block < last)[..., None] | (
         (block == last)[..., None] & (before < rest[:, None])[:, None]
     )
-    return jnp.where(is_above | ((bits == border[:, None, None]) & is_kept_tie), value, 0)
+    return jnp.where((value > border) | (is_tied & is_kept_tie), value, 0)
+
+
+def _folded_sum(x: Float[Array, "rows blocks block"]) -> Float[Array, " rows"]:
+    """The sum of each row, three times as fast on the CPU as a plain sum of a computed array.
+
+    XLA's CPU code adds a fused sum number by number, in order. Adding FOLD parts of the array is
+    elementwise, so it is vectorised with whatever computes x, and leaves little to sum.
+    """
+    rows, blocks, block = x.shape
+    parts = x.reshape(rows, FOLD, blocks // FOLD, block)
+    folded = parts[:, 0]
+    for part in range(1, FOLD):
+        folded = folded + parts[:, part]
+    return lax.optimization_barrier(folded).sum((-2, -1))
 
 
 def _inverse(
@@ -270,7 +312,15 @@ def _last_reached(
 
 
 def _sums_before(x: Float[Array, "rows places"]) -> Float[Array, "rows places"]:
-    """For each place the sum of all before it, as a product with a triangle of ones."""
-    place = jnp.arange(x.shape[1])
+    """For each place the sum of all before it. Places are a multiple of FOLD."""
+    rows, places = x.shape
+    parts = x.reshape(rows, FOLD, places // FOLD)
+    within = _triangle_sums(parts)
+    return (within + _triangle_sums(parts.sum(-1))[..., None]).reshape(rows, places)
+
+
+def _triangle_sums(x: Float[Array, "*rows places"]) -> Float[Array, "*rows places"]:
+    """The same for few places, as a product with a triangle of ones."""
+    place = jnp.arange(x.shape[-1])
     triangle = (place[:, None] < place).astype(x.dtype)
     return jnp.dot(x, triangle, precision=lax.Precision.HIGHEST)
