@@ -30,7 +30,12 @@ def num_pages(
         source = "kv_cache_bytes"
         pages = config.kv_cache_bytes // bytes_per_page
     else:
-        source = "memory that is free for the KV pool"
+        # Begins with a field of the config, as all errors about it do.
+        source = (
+            "num_pages is not given, and the memory that is free for the KV pool"
+            if config.device_memory_bytes is None
+            else f"device_memory_bytes is {config.device_memory_bytes}, which"
+        )
         longest = min(config.max_model_len or model.max_position, model.max_position)
         usable = config.max_num_seqs * -(-longest // config.page_size)
         most = MAX_POOL_TOKENS // config.page_size
