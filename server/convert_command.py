@@ -2,25 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from absl import flags
 
-from ..configs.engine_config import DType, EngineConfig
 from ..models.checkpoint import CheckpointError
 from ..models.convert import convert
 from .command_line import Command, CommandError
+from .engine_flags import define_dtype_flag
 
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of `octavo convert`."""
-    flags.DEFINE_enum(
-        "dtype",
-        EngineConfig().dtype,
-        list(get_args(DType)),
-        "Of the weights that are written.",
-        flag_values=values,
-    )
+    define_dtype_flag(values, "Of the weights that are written.")
 
 
 def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:

@@ -37,8 +37,8 @@ _HELP = {
     ),
     "seed": "Where the seeds of requests come from that bring none.",
     "max_num_queued": "Requests that may wait for a slot; one more is refused.",
+    "max_stop_ids": "Stop ids per request, the model's end-of-sequence ids included.",
 }
-
 
 ALL_FIELDS = tuple(_HELP)
 """Fields of EngineConfig that can be flags; dtype always is one."""
@@ -78,13 +78,7 @@ def define_engine_flags(values: flags.FlagValues, fields: tuple[str, ...]) -> No
         "that `octavo convert` wrote.",
         flag_values=values,
     )
-    flags.DEFINE_enum(
-        "dtype",
-        EngineConfig().dtype,
-        list(get_args(DType)),
-        "Of weights and KV pages.",
-        flag_values=values,
-    )
+    define_dtype_flag(values, "Of weights and KV pages.")
     defaults = dataclasses.asdict(EngineConfig())
     for name in fields:
         flags.DEFINE_integer(name, defaults[name], _HELP[name], flag_values=values)
@@ -93,6 +87,13 @@ def define_engine_flags(values: flags.FlagValues, fields: tuple[str, ...]) -> No
         str(default_cache_dir() / "compiled"),
         "Folder that keeps compiled programs for the next start. Empty: none.",
         flag_values=values,
+    )
+
+
+def define_dtype_flag(values: flags.FlagValues, meaning: str) -> None:
+    """Defines --dtype, which means what `meaning` says."""
+    flags.DEFINE_enum(
+        "dtype", EngineConfig().dtype, list(get_args(DType)), meaning, flag_values=values
     )
 
 
