@@ -14,7 +14,7 @@ from octavo.engine.build import build_engine
 from octavo.engine.compilation import use_persistent_cache
 from octavo.engine.engine import Engine
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
-from octavo.models.decoder import declared_parameters
+from octavo.models.decoder import ParameterSpec, declared_parameters
 from octavo.models.fetch import default_cache_dir
 from tests.models.numpy_decoder import NumpyDecoder
 from tests.models.tiny_checkpoints import random_tensors, tiny_config, write_huggingface
@@ -24,6 +24,14 @@ from tests.models.tiny_checkpoints import random_tensors, tiny_config, write_hug
 def compilation_cache() -> None:
     """Executables are kept beside the model, so that a second run of the tests hardly compiles."""
     use_persistent_cache(default_cache_dir() / "compiled-by-tests")
+
+
+def _ignore_progress(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def _on_one_device(_: ParameterSpec) -> jax.sharding.Sharding:
+    return jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 @dataclass(frozen=True)
@@ -38,16 +46,15 @@ class Model:
             config,
             eos_token_ids=self.checkpoint.eos_token_ids,
             clock=time.monotonic,
-            on_progress=lambda stage, done, total: None,
+            on_progress=_ignore_progress,
         ).engine
 
     @cached_property
     def decoder(self) -> NumpyDecoder:
         """In float32."""
         config = self.checkpoint.config
-        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         declared = declared_parameters(config, "float32")
-        loaded = self.checkpoint.load(declared, lambda _: sharding)
+        loaded = self.checkpoint.load(declared, _on_one_device)
         return NumpyDecoder(config, {path: np.asarray(value) for path, value in loaded.items()})
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
@@ -41,7 +42,7 @@ def engine(tiny_model: Model) -> Engine:
     return tiny_model.build(CONFIG)
 
 
-def _random_request(rng: random.Random, name: str, **sampling: object) -> Request:
+def _random_request(rng: random.Random, name: str, **sampling: Any) -> Request:
     drawn = {"temperature": 0.8, "seed": rng.randrange(2**64), "top_p": 0.95}
     return request(
         name,

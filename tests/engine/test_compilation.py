@@ -12,9 +12,12 @@ from octavo.engine.compilation import compile_events
 
 
 def test_a_compilation_is_counted_and_a_run_is_not():
+    @jax.jit
+    def double(x: jax.Array) -> jax.Array:
+        return x * 2 + 7
+
     x = jnp.zeros(3)
     before = compile_events()
-    double = jax.jit(lambda x: x * 2 + 7)
     double(x)
     assert compile_events() == before + 1
     double(x)

@@ -7,6 +7,9 @@ pages, its batch-mates or its preemptions.
 import random
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from octavo.configs.engine_config import EngineConfig
@@ -69,12 +72,33 @@ def config(chunk: int) -> EngineConfig:
     )
 
 
+def _pages(engine: Engine) -> list[int]:
+    """Which arrays of the device state are pages."""
+    state = engine._executor._state
+    return [at for at, array in enumerate(state) if array.shape[0] == engine.limits.num_pages]
+
+
+def poison(engine: Engine) -> None:
+    """Fills every page but page 0 with NaN: whoever reads what nobody wrote gets nothing else."""
+    state = engine._executor._state
+    assert len(_pages(engine)) >= 2
+    for at in _pages(engine):
+        state[at] = jax.device_put(state[at].at[1:].set(jnp.nan), state[at].sharding)
+
+
+def assert_page_zero_is_zero(engine: Engine) -> None:
+    for at in _pages(engine):
+        assert not np.asarray(engine._executor._state[at][0]).any()
+
+
 def assert_equal_however_it_runs(
     engine: Engine, requests: Sequence[Request], naive: dict[str, NaiveRun]
 ) -> None:
+    poison(engine)
     for one in requests:
         engine.add_request(one)
     together = finish(engine)
+    assert_page_zero_is_zero(engine)
     assert engine.load().preemptions_total >= 8
     alone: dict[str, Answer] = {}
     for one in requests:

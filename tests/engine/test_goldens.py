@@ -25,7 +25,7 @@ def goldens() -> list[dict[str, Any]]:
     return json.loads(path.read_text())["items"]
 
 
-def run(engine: Engine, goldens: list[dict[str, Any]], **sampling: object) -> list[Answer]:
+def run(engine: Engine, goldens: list[dict[str, Any]], **sampling: Any) -> list[Answer]:
     """Greedy answers to all prompts, sent at once."""
     for number, golden in enumerate(goldens):
         engine.add_request(request(str(number), golden["prompt_ids"], **sampling))

@@ -1,5 +1,7 @@
 """What goes into an upload comes out of it, and what is unused points nowhere."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -17,10 +19,14 @@ def layout(rows: int = 4, chunk: int = 16, page_size: int = 4) -> UploadLayout:
     return UploadLayout(StepKey(rows, chunk), num_slots=10, page_size=page_size, max_stop_ids=3)
 
 
-def state(slot: int, prompt: tuple[int, ...] = (1, 2, 3, 4, 5), **fields: object) -> RequestState:
+def state(
+    slot: int,
+    prompt: tuple[int, ...] = (1, 2, 3, 4, 5),
+    sampling: dict[str, Any] | None = None,
+    **fields: Any,
+) -> RequestState:
     values = {"max_tokens": 9, "stop_ids": (7, 8), "seed": 2**64 - 2} | fields
-    sampling = values.pop("sampling", {})
-    return RequestState(request=request(f"r{slot}", prompt, **sampling), slot=slot, **values)
+    return RequestState(request=request(f"r{slot}", prompt, **sampling or {}), slot=slot, **values)
 
 
 def chunk(of: RequestState, start: int, length: int, **flags: bool) -> PrefillChunk:

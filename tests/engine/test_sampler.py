@@ -181,9 +181,7 @@ def test_a_row_does_not_depend_on_its_batch():
     seeds = rng.integers(0, 2**64, num_rows, np.uint64).tolist()
     together = sample(logits, rules, seeds, range(num_rows))
     order = rng.permutation(num_rows).tolist()
-    moved = sample(
-        logits[order], [rules[i] for i in order], [seeds[i] for i in order], np.array(order)
-    )
+    moved = sample(logits[order], [rules[i] for i in order], [seeds[i] for i in order], order)
     np.testing.assert_array_equal(moved, together[order])
     for row in range(num_rows):
         for garbage in (np.nan, np.inf, -np.inf, 1e30):

@@ -73,16 +73,15 @@ def crossings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def add_requests(engine: Engine) -> None:
     """Some of every kind, more than there are slots."""
-    for number, (num_prompt, sampling) in enumerate(
-        [
-            (40, {}),
-            (3, {"temperature": 0.8, "seed": 1, "top_p": 0.9}),
-            (17, {"logprobs": True, "prompt_logprobs": True}),
-            (1, {"temperature": 1.0, "seed": 2, "top_k": 5, "min_p": 0.1}),
-            (9, {"stop_token_ids": (5, 6)}),
-            (60, {"temperature": 0.8, "seed": 3}),
-        ]
-    ):
+    kinds: list[tuple[int, dict[str, Any]]] = [
+        (40, {}),
+        (3, {"temperature": 0.8, "seed": 1, "top_p": 0.9}),
+        (17, {"logprobs": True, "prompt_logprobs": True}),
+        (1, {"temperature": 1.0, "seed": 2, "top_k": 5, "min_p": 0.1}),
+        (9, {"stop_token_ids": (5, 6)}),
+        (60, {"temperature": 0.8, "seed": 3}),
+    ]
+    for number, (num_prompt, sampling) in enumerate(kinds):
         engine.add_request(request(str(number), range(num_prompt), max_tokens=12, **sampling))
 
 
@@ -103,6 +102,10 @@ def assert_one_up_and_one_down(steps: list[list[str]]) -> None:
     assert steps == [[up], *[[up, down]] * (len(steps) - 2), [down]]
 
 
+AtDispatch = Callable[[Any, np.ndarray], object]
+AtFetch = Callable[[Any], object]
+
+
 class _Sabotaged:
     """The real executor with something extra done after each dispatch or before each fetch."""
 
@@ -110,8 +113,8 @@ class _Sabotaged:
         self,
         executor: Any,
         *,
-        at_dispatch: Callable[[Any, np.ndarray], object] = lambda result, packed: None,
-        at_fetch: Callable[[Any], object] = lambda result: None,
+        at_dispatch: AtDispatch = lambda result, packed: None,
+        at_fetch: AtFetch = lambda result: None,
     ) -> None:
         self._executor = executor
         self._at_dispatch = at_dispatch
@@ -143,44 +146,53 @@ def test_every_step_uploads_one_array_and_downloads_one(
     assert steps == [up, *[[*up, *down]] * (len(steps) - 2), down]
 
 
-@pytest.mark.parametrize(
-    "sabotage",
-    [
-        {"at_dispatch": lambda result, packed: jax.device_put(packed)},
-        {"at_dispatch": lambda result, packed: jnp.asarray(packed)},
-        {"at_dispatch": lambda result, packed: result + packed[:1]},
-        {"at_dispatch": lambda result, packed: result.block_until_ready()},
-        {"at_dispatch": lambda result, packed: result.is_ready()},
-        {"at_fetch": np.array},
-        {"at_fetch": jax.device_get},
-        {"at_fetch": jax.block_until_ready},
-        {"at_fetch": lambda result: result.tolist()},
-        {"at_fetch": lambda result: result.addressable_shards[0].data.tolist()},
-        {"at_fetch": memoryview},
-        {"at_fetch": np.from_dlpack},
-        {"at_fetch": lambda result: [int(word) for word in result]},
-    ],
-)
-def test_a_second_crossing_would_be_seen(
-    engine: Engine,
-    crossings: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    sabotage: dict[str, Any],
-):
-    """The watch of the test above is not blind to any way there is."""
-    monkeypatch.setattr(engine, "_executor", _Sabotaged(engine._executor, **sabotage))
+MORE_AT_DISPATCH: dict[str, AtDispatch] = {
+    "device_put": lambda result, packed: jax.device_put(packed),
+    "asarray": lambda result, packed: jnp.asarray(packed),
+    "mixed arithmetic": lambda result, packed: result + packed[:1],
+    "wait": lambda result, packed: result.block_until_ready(),
+    "poll": lambda result, packed: result.is_ready(),
+}
+MORE_AT_FETCH: dict[str, AtFetch] = {
+    "np.array": np.array,
+    "device_get": jax.device_get,
+    "wait": jax.block_until_ready,
+    "tolist": lambda result: result.tolist(),
+    "shards": lambda result: result.addressable_shards[0].data.tolist(),
+    "memoryview": memoryview,
+    "dlpack": np.from_dlpack,
+    "one by one": lambda result: [int(word) for word in result],
+}
+
+
+def assert_is_seen(engine: Engine, log: list[str]) -> None:
     try:
         with pytest.raises(AssertionError):
-            assert_one_up_and_one_down(crossings_per_step(engine, crossings))
+            assert_one_up_and_one_down(crossings_per_step(engine, log))
     finally:
-        # An upload that the guard refused has failed the engine, whose device state is fine.
-        finish_quietly(engine)
+        # An upload that the guard refused has failed the engine, though its device state is fine.
+        while engine.has_work:
+            engine.step()
+        engine.failure = None
 
 
-def finish_quietly(engine: Engine) -> None:
-    while engine.has_work:
-        engine.step()
-    engine.failure = None
+@pytest.mark.parametrize("more", MORE_AT_DISPATCH)
+def test_more_at_dispatch_would_be_seen(
+    engine: Engine, crossings: list[str], monkeypatch: pytest.MonkeyPatch, more: str
+):
+    """The watch of the test above is not blind to any way there is."""
+    sabotaged = _Sabotaged(engine._executor, at_dispatch=MORE_AT_DISPATCH[more])
+    monkeypatch.setattr(engine, "_executor", sabotaged)
+    assert_is_seen(engine, crossings)
+
+
+@pytest.mark.parametrize("more", MORE_AT_FETCH)
+def test_more_at_fetch_would_be_seen(
+    engine: Engine, crossings: list[str], monkeypatch: pytest.MonkeyPatch, more: str
+):
+    sabotaged = _Sabotaged(engine._executor, at_fetch=MORE_AT_FETCH[more])
+    monkeypatch.setattr(engine, "_executor", sabotaged)
+    assert_is_seen(engine, crossings)
 
 
 def test_a_step_is_read_only_after_the_next_is_dispatched(
@@ -245,8 +257,11 @@ def test_no_executable_copies_the_pages(tiny_model: Model, monkeypatch: pytest.M
 
 
 def test_a_copy_would_be_seen():
+    def write(pages: jax.Array, at: jax.Array) -> jax.Array:
+        return pages.at[at].set(1.0)
+
     pages = jnp.zeros((5, 3, 2))
     for donated, num_copies in (((), 1), ((0,), 0)):
-        write = jax.jit(lambda x, i: x.at[i].set(1.0), donate_argnums=donated)
-        text = write.lower(pages, 2).compile().as_text()
+        text = jax.jit(write, donate_argnums=donated).lower(pages, 2).compile().as_text()
+        assert text is not None
         assert len(copies_of(text, pages.shape)) == num_copies
