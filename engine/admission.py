@@ -138,7 +138,7 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
             "stop_token_ids",
             len(sampling.stop_token_ids),
             f"few enough: with the model's end-of-sequence ids they make {len(stop_ids)}, and "
-            f"at most {config.max_stop_ids} fit",
+            f"max_stop_ids, {config.max_stop_ids}, is the most",
         )
     return RequestState(
         request=_with_plain_top_k(request),
