@@ -50,6 +50,6 @@ proto: setup  ## generate server/octavo_pb2* from server/octavo.proto
 		--pyi_out=build/proto --grpc_python_out=build/proto octavo/server/octavo.proto
 	cp build/proto/octavo/server/octavo_pb2* server/
 
-clean:  ## remove everything that was made here; the model cache stays
-	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
+clean:  ## remove everything that was made here, peer-env too; the model cache stays
+	rm -rf .venv .cache build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
