@@ -67,6 +67,24 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, compilation_cache: None
     return Model(open_checkpoint(folder))
 
 
+# Primes: no size is a whole number of any other.
+TINY_ENGINE = EngineConfig(
+    dtype="float32",
+    max_num_seqs=7,
+    prefill_chunk_tokens=37,
+    page_size=5,
+    num_pages=67,
+    max_model_len=211,
+    max_stop_ids=5,
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny_model: Model) -> Engine:
+    """Shared: every test leaves it idle, as it found it."""
+    return tiny_model.build(TINY_ENGINE)
+
+
 @pytest.fixture(scope="session")
 def default_model(default_model_path: Path, compilation_cache: None) -> Model:
     """SmolLM2, the real one."""

@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-from octavo.configs.engine_config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.engine_thread import EngineThread
 from octavo.engine.request import FinishReason, Request, RequestOutput
@@ -23,23 +22,10 @@ from .conftest import Model
 from .fakes import Answer, collect, finish, request, step
 from .naive import NaiveRun, assert_agrees, generate
 
-CONFIG = EngineConfig(
-    dtype="float32",
-    max_num_seqs=6,
-    prefill_chunk_tokens=16,
-    page_size=4,
-    num_pages=80,
-    max_model_len=200,
-)
 NUM_NEIGHBOURS = 24
 
 # These run thousands of steps, and checking annotations would be most of the time.
 pytestmark = pytest.mark.usefixtures("types_unchecked")
-
-
-@pytest.fixture(scope="module")
-def engine(tiny_model: Model) -> Engine:
-    return tiny_model.build(CONFIG)
 
 
 def _random_request(rng: random.Random, name: str, **sampling: Any) -> Request:
@@ -94,7 +80,7 @@ def _moment(engine: Engine, name: str) -> str:
     return "prefill" if state.is_prefilling else "decode"
 
 
-def test_a_thousand_cancellations(engine: Engine, neighbours: list[tuple[Request, NaiveRun]]):
+def test_a_thousand_cancellations(tiny_engine: Engine, neighbours: list[tuple[Request, NaiveRun]]):
     """In every step the invariants of slots and pages are checked (fakes.step)."""
     rng = random.Random(0)
     answers: dict[str, Answer] = {}
@@ -108,33 +94,33 @@ def test_a_thousand_cancellations(engine: Engine, neighbours: list[tuple[Request
         if rng.random() < 0.3:
             one, run = rng.choice(neighbours)
             name = f"neighbour {num_added}"
-            engine.add_request(_renamed(one, name))
+            tiny_engine.add_request(_renamed(one, name))
             expected[name] = run
         else:
             victims.append(f"victim {num_added}")
-            engine.add_request(_random_request(rng, victims[-1]))
+            tiny_engine.add_request(_random_request(rng, victims[-1]))
         for _ in range(rng.choice([0, 0, 1, 3, 6])):
-            step(engine, answers)
-        victims = [name for name in victims if name in engine._scheduler.live]
+            step(tiny_engine, answers)
+        victims = [name for name in victims if name in tiny_engine._scheduler.live]
         rng.shuffle(victims)
         while len(victims) > 5 or (victims and rng.random() < 0.5):
             name = victims.pop()
-            state = engine._scheduler.live.get(name)
+            state = tiny_engine._scheduler.live.get(name)
             if state is None:  # it ended while others were cancelled
                 continue
-            moments[_moment(engine, name)] += 1
-            num_free = engine.load().num_free_pages
+            moments[_moment(tiny_engine, name)] += 1
+            num_free = tiny_engine.load().num_free_pages
             num_held = len(state.page_ids)
-            assert engine.abort(name)
+            assert tiny_engine.abort(name)
             # Before the next step is even scheduled, and whatever is in flight.
-            assert engine.load().num_free_pages == num_free + num_held
+            assert tiny_engine.load().num_free_pages == num_free + num_held
             assert state.slot is None
-            engine.check()
-            step(engine, answers)
+            tiny_engine.check()
+            step(tiny_engine, answers)
             assert answers[name].finish_reason is FinishReason.CANCELLED
             resident_bytes.append(psutil.Process().memory_info().rss)
-    finish(engine, answers)
-    load = engine.load()
+    finish(tiny_engine, answers)
+    load = tiny_engine.load()
     assert load.num_free_pages == load.num_pages
     assert load.num_running == load.num_queued == 0
     _assert_undisturbed(answers, expected)
@@ -150,7 +136,7 @@ def _start(engine: Engine, on_outputs: Callable[[list[RequestOutput]], None]) ->
 
 
 def test_cancellations_from_another_thread(
-    engine: Engine, neighbours: list[tuple[Request, NaiveRun]]
+    tiny_engine: Engine, neighbours: list[tuple[Request, NaiveRun]]
 ):
     """At moments that nobody chooses: every stream ends, and the neighbours' are complete."""
     rng = random.Random(2)
@@ -162,7 +148,7 @@ def test_cancellations_from_another_thread(
             collect(outputs, answers)
             changed.notify_all()
 
-    thread = _start(engine, on_outputs)
+    thread = _start(tiny_engine, on_outputs)
     expected: dict[str, NaiveRun] = {}
     victims: list[str] = []
     for number in range(300):

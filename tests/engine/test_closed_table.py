@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from octavo.configs.engine_config import EngineConfig
 from octavo.engine.compilation import compile_events
 from octavo.engine.engine import Engine
 from octavo.engine.executables import ExecutableTable
@@ -18,32 +17,18 @@ from octavo.engine.packing import UploadLayout
 from octavo.engine.request import FinishReason, Request
 from octavo.engine.step_shapes import StepKey, StepShapes
 
-from .conftest import Model
+from .conftest import TINY_ENGINE
 from .fakes import Answer, request, step
 
 NUM_REQUESTS = 1000
-# Primes: nothing is a whole number of anything.
-CONFIG = EngineConfig(
-    dtype="float32",
-    max_num_seqs=7,
-    prefill_chunk_tokens=37,
-    page_size=5,
-    num_pages=67,
-    max_model_len=211,
-    max_stop_ids=5,
-)
-
-
-@pytest.fixture(scope="module")
-def engine(tiny_model: Model) -> Engine:
-    return tiny_model.build(CONFIG)
+MAX_MODEL_LEN = TINY_ENGINE.max_model_len or 0
 
 
 def _random_request(rng: random.Random, number: int, vocab: int) -> Request:
-    longest = 211 - 1
+    longest = MAX_MODEL_LEN - 1
     borders = [n + d for n in (5, 16, 37) for d in (-1, 0, 1)]
     num_prompt = rng.choice([1, longest, *borders, rng.randint(1, longest), rng.randint(1, 30)])
-    room = 211 - num_prompt
+    room = MAX_MODEL_LEN - num_prompt
     few = min(room, rng.choice([1, 2, rng.randint(1, 20)]))  # most are short, or it takes minutes
     return request(
         f"r{number}",
@@ -65,7 +50,7 @@ def _random_request(rng: random.Random, number: int, vocab: int) -> Request:
 def _assert_complete(one: Request, answer: Answer, eos_token_ids: Sequence[int]) -> None:
     """As many ids as the finish reason says, and everything that was asked for about them."""
     sampling = one.sampling
-    room = 211 - len(one.prompt_token_ids)
+    room = MAX_MODEL_LEN - len(one.prompt_token_ids)
     most = room if sampling.max_tokens is None else sampling.max_tokens
     stop_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
     match answer.finish_reason:
@@ -89,7 +74,8 @@ def _assert_complete(one: Request, answer: Answer, eos_token_ids: Sequence[int])
 
 
 @pytest.mark.usefixtures("types_unchecked")  # they would be most of the time
-def test_a_thousand_requests_of_every_kind_compile_and_leak_nothing(engine: Engine):
+def test_a_thousand_requests_of_every_kind_compile_and_leak_nothing(tiny_engine: Engine):
+    engine, before = tiny_engine, tiny_engine.load()
     rng = random.Random(0)
     wanted: dict[str, Request] = {}
     answers: dict[str, Answer] = {}
@@ -106,30 +92,32 @@ def test_a_thousand_requests_of_every_kind_compile_and_leak_nothing(engine: Engi
         step(engine, answers)
     assert compile_events() == num_compiled
     load = engine.load()
-    assert load.num_free_pages == load.num_pages == CONFIG.num_pages - 1
+    assert load.num_free_pages == load.num_pages == TINY_ENGINE.num_pages - 1
     assert load.num_running == load.num_queued == 0
     assert answers.keys() == wanted.keys()
     for name, one in wanted.items():
         _assert_complete(one, answers[name], engine.limits.eos_token_ids)
     # The fuzz reached what it is for.
-    assert load.preemptions_total > 0
+    assert load.preemptions_total > before.preemptions_total
     for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED):
-        assert load.finished_total[reason] > 10, reason
+        assert load.finished_total[reason] > before.finished_total[reason] + 10, reason
 
 
-def test_a_key_that_was_not_compiled_is_an_error(engine: Engine):
+def test_a_key_that_was_not_compiled_is_an_error(tiny_engine: Engine):
     missing = StepKey(rows=3, chunk=16)
-    assert missing not in StepShapes.from_config(CONFIG).all_keys()
-    layout = UploadLayout(missing, CONFIG.max_num_seqs, CONFIG.page_size, CONFIG.max_stop_ids)
+    assert missing not in StepShapes.from_config(TINY_ENGINE).all_keys()
+    layout = UploadLayout(
+        missing, TINY_ENGINE.max_num_seqs, TINY_ENGINE.page_size, TINY_ENGINE.max_stop_ids
+    )
     num_compiled = compile_events()
     with pytest.raises(KeyError, match="StepKey\\(rows=3, chunk=16\\) is not among the compiled"):
-        engine._executor.dispatch(missing, np.zeros(layout.size, np.int32))
+        tiny_engine._executor.dispatch(missing, np.zeros(layout.size, np.int32))
     assert compile_events() == num_compiled
 
 
-def test_the_table_holds_what_the_shapes_name(engine: Engine):
-    table = engine._executor._table
+def test_the_table_holds_what_the_shapes_name(tiny_engine: Engine):
+    table = tiny_engine._executor._table
     assert isinstance(table, ExecutableTable)
-    keys = StepShapes.from_config(CONFIG).all_keys()
+    keys = StepShapes.from_config(TINY_ENGINE).all_keys()
     assert len(table) == len(keys)
     assert all(callable(table[key]) for key in keys)

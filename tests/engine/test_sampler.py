@@ -214,12 +214,12 @@ def test_a_broken_row_yields_an_id_and_disturbs_nobody(vocab: int, bad: str):
 
 # Distributions with many survivors and with few, so that both ways are tried.
 _DISTRIBUTIONS = [
-    Rule(),
     Rule(temperature=0.7, top_p=0.95),
-    Rule(top_k=20),
     Rule(temperature=3.0, top_k=90, top_p=0.98, min_p=0.001),
 ]
 _MORE_DISTRIBUTIONS = [
+    Rule(),
+    Rule(top_k=20),
     Rule(temperature=0.4),
     Rule(temperature=2.0),
     Rule(top_k=80),

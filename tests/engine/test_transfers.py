@@ -14,22 +14,11 @@ import pytest
 from jax._src.array import ArrayImpl
 from jax._src.interpreters import pxla
 
-from octavo.configs.engine_config import EngineConfig
-from octavo.engine import build
 from octavo.engine.engine import Engine
 from octavo.engine.step_shapes import StepKey, StepShapes
 
 from .conftest import Model
 from .fakes import finish, request
-
-CONFIG = EngineConfig(
-    dtype="float32",
-    max_num_seqs=4,
-    prefill_chunk_tokens=16,
-    page_size=8,
-    num_pages=57,
-    max_model_len=200,
-)
 
 # All ways from a JAX array to the host, and to learn whether it is there. int(), float() and
 # indexing by an int come down to these; so do np.asarray, np.array and jax.device_get.
@@ -43,11 +32,6 @@ READS = (
     "copy_to_host_async",
     "is_ready",
 )
-
-
-@pytest.fixture(scope="module")
-def engine(tiny_model: Model) -> Engine:
-    return tiny_model.build(CONFIG)
 
 
 @pytest.fixture
@@ -81,7 +65,7 @@ def add_requests(engine: Engine) -> None:
         (9, {"stop_token_ids": (5, 6)}),
         (60, {"temperature": 0.8, "seed": 3}),
     ]
-    for number, (num_prompt, sampling) in enumerate(kinds):
+    for number, (num_prompt, sampling) in enumerate(kinds * 2):
         engine.add_request(request(str(number), range(num_prompt), max_tokens=12, **sampling))
 
 
@@ -131,16 +115,16 @@ class _Sabotaged:
 
 
 def test_every_step_uploads_one_array_and_downloads_one(
-    engine: Engine, crossings: list[str], monkeypatch: pytest.MonkeyPatch
+    tiny_engine: Engine, crossings: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     """And nothing is read but inside fetch."""
     watched = _Sabotaged(
-        engine._executor,
+        tiny_engine._executor,
         at_dispatch=lambda result, packed: crossings.append("dispatched"),
         at_fetch=lambda result: crossings.append("fetching"),
     )
-    monkeypatch.setattr(engine, "_executor", watched)
-    steps = crossings_per_step(engine, crossings)
+    monkeypatch.setattr(tiny_engine, "_executor", watched)
+    steps = crossings_per_step(tiny_engine, crossings)
     assert len(steps) > 20
     up, down = ["upload", "dispatched"], ["fetching", "read by __buffer__"]
     assert steps == [up, *[[*up, *down]] * (len(steps) - 2), down]
@@ -178,51 +162,51 @@ def assert_is_seen(engine: Engine, log: list[str]) -> None:
 
 @pytest.mark.parametrize("more", MORE_AT_DISPATCH)
 def test_more_at_dispatch_would_be_seen(
-    engine: Engine, crossings: list[str], monkeypatch: pytest.MonkeyPatch, more: str
+    tiny_engine: Engine, crossings: list[str], monkeypatch: pytest.MonkeyPatch, more: str
 ):
     """The watch of the test above is not blind to any way there is."""
-    sabotaged = _Sabotaged(engine._executor, at_dispatch=MORE_AT_DISPATCH[more])
-    monkeypatch.setattr(engine, "_executor", sabotaged)
-    assert_is_seen(engine, crossings)
+    sabotaged = _Sabotaged(tiny_engine._executor, at_dispatch=MORE_AT_DISPATCH[more])
+    monkeypatch.setattr(tiny_engine, "_executor", sabotaged)
+    assert_is_seen(tiny_engine, crossings)
 
 
 @pytest.mark.parametrize("more", MORE_AT_FETCH)
 def test_more_at_fetch_would_be_seen(
-    engine: Engine, crossings: list[str], monkeypatch: pytest.MonkeyPatch, more: str
+    tiny_engine: Engine, crossings: list[str], monkeypatch: pytest.MonkeyPatch, more: str
 ):
-    sabotaged = _Sabotaged(engine._executor, at_fetch=MORE_AT_FETCH[more])
-    monkeypatch.setattr(engine, "_executor", sabotaged)
-    assert_is_seen(engine, crossings)
+    sabotaged = _Sabotaged(tiny_engine._executor, at_fetch=MORE_AT_FETCH[more])
+    monkeypatch.setattr(tiny_engine, "_executor", sabotaged)
+    assert_is_seen(tiny_engine, crossings)
 
 
 def test_a_step_is_read_only_after_the_next_is_dispatched(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    tiny_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ):
     """As long as work is waiting; that nothing else reads a result is shown above."""
     log: list[str] = []
     monkeypatch.setattr(
-        engine,
+        tiny_engine,
         "_executor",
         _Sabotaged(
-            engine._executor,
+            tiny_engine._executor,
             at_dispatch=lambda result, packed: log.append("dispatch"),
             at_fetch=lambda result: log.append("fetch"),
         ),
     )
-    add_requests(engine)
-    finish(engine)
+    add_requests(tiny_engine)
+    finish(tiny_engine)
     num_steps = log.count("dispatch")
     assert log == ["dispatch", *["dispatch", "fetch"] * (num_steps - 1), "fetch"]
 
 
-def test_nothing_that_was_donated_is_left(engine: Engine):
+def test_nothing_that_was_donated_is_left(tiny_engine: Engine):
     """Else the step would hold two copies of the pages, and copy one to the other."""
-    engine.add_request(request("r", range(20), max_tokens=3))
-    while engine.has_work:
-        before = list(engine._executor._state)
-        num_steps = engine.load().steps_total
-        engine.step()
-        if engine.load().steps_total > num_steps:
+    tiny_engine.add_request(request("r", range(20), max_tokens=3))
+    while tiny_engine.has_work:
+        before = list(tiny_engine._executor._state)
+        num_steps = tiny_engine.load().steps_total
+        tiny_engine.step()
+        if tiny_engine.load().steps_total > num_steps:
             assert all(array.is_deleted() for array in before)
 
 
@@ -232,25 +216,17 @@ def copies_of(text: str, shape: tuple[int, ...]) -> list[str]:
     return re.findall(rf"= f32\[{dimensions}\]\S* copy(?:-start)?\(.*", text)
 
 
-def test_no_executable_copies_the_pages(tiny_model: Model, monkeypatch: pytest.MonkeyPatch):
-    tables = []
-
-    def capture(*args: Any) -> Any:
-        tables.append(compile_steps(*args))
-        return tables[0]
-
-    compile_steps = build.compile_steps
-    monkeypatch.setattr(build, "compile_steps", capture)
-    tiny_model.build(CONFIG)
-    model = tiny_model.checkpoint.config
+def test_no_executable_copies_the_pages(tiny_engine: Engine, tiny_model: Model):
+    model, config = tiny_model.checkpoint.config, tiny_engine.config
     kv_width = model.num_kv_heads * model.head_dim
-    pages = (CONFIG.num_pages, CONFIG.page_size, kv_width)
-    tokens = (CONFIG.num_pages * CONFIG.page_size, kv_width)
+    num_pages = tiny_engine.limits.num_pages
+    pages = (num_pages, config.page_size, kv_width)
+    tokens = (num_pages * config.page_size, kv_width)
     kv_bytes = 2 * model.num_layers * 4 * np.prod(pages)
-    for key in StepShapes.from_config(CONFIG).all_keys():
-        compiled = tables[0][key]
+    for key in StepShapes.from_config(config).all_keys():
+        compiled: Any = tiny_engine._executor._table[key]
         text = compiled.as_text()
-        assert f"f32[{pages[0]},{pages[1]},{pages[2]}]" in text
+        assert "f32[{},{},{}]".format(*pages) in text
         assert not copies_of(text, pages), key
         assert not copies_of(text, tokens), key
         assert compiled.memory_analysis().alias_size_in_bytes >= kv_bytes, key
