@@ -91,6 +91,10 @@ class Engine:
         self._executor = executor
         self._clock = clock
         self._shapes = StepShapes.from_config(config)
+        self._layouts = {
+            key: UploadLayout(key, config.max_num_seqs, config.page_size, config.max_stop_ids)
+            for key in self._shapes.all_keys()
+        }
         self._scheduler = Scheduler(config, limits.num_pages)
         self._in_flight: _DispatchedStep | None = None
         self._outputs: list[RequestOutput] = []  # for the end of the step
@@ -208,10 +212,7 @@ class Engine:
         )
         num_chunk_tokens = sum(chunk.length for chunk in schedule.chunks)
         key = self._shapes.key_for(len(schedule.decodes), num_chunk_tokens)
-        layout = UploadLayout(
-            key, self.config.max_num_seqs, self.config.page_size, self.config.max_stop_ids
-        )
-        result = self._executor.dispatch(key, packing.pack(schedule, layout))
+        result = self._executor.dispatch(key, packing.pack(schedule, self._layouts[key]))
         self._steps_total += 1
         return _DispatchedStep(
             key=key,

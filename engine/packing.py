@@ -5,8 +5,10 @@ device side slices the same layout (`UploadLayout.split` works on NumPy and JAX 
 the layout is written down once, here.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -73,7 +75,7 @@ class UploadLayout:
     page_size: int
     max_stop_ids: int
 
-    @property
+    @cached_property
     def parts(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of each part, in order."""
         key = self.key
@@ -90,17 +92,17 @@ class UploadLayout:
             "chunk_targets": (key.chunk,),
         }
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Length of the upload in int32 words."""
-        return sum(int(np.prod(shape)) for shape in self.parts.values())
+        return sum(map(math.prod, self.parts.values()))
 
     def split(self, packed: Any) -> dict[str, Any]:
         """Views of a packed NumPy array, or slices of a traced one, by part name."""
         views: dict[str, Any] = {}
         start = 0
         for name, shape in self.parts.items():
-            stop = start + int(np.prod(shape))
+            stop = start + math.prod(shape)
             views[name] = packed[start:stop].reshape(shape)
             start = stop
         return views
@@ -153,8 +155,8 @@ def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
     at = 0
     for row, chunk in zip(part["segments"], schedule.chunks, strict=False):
         row[:] = chunk.state.slot, chunk.start, chunk.length, chunk.is_last
-        token_ids, end = chunk.state.token_ids, chunk.start + chunk.length
-        part["chunk_tokens"][at : at + chunk.length] = token_ids[chunk.start : end]
+        end = chunk.start + chunk.length
+        part["chunk_tokens"][at : at + chunk.length] = chunk.state.tokens_between(chunk.start, end)
         prompt = chunk.state.request.prompt_token_ids
         if chunk.state.request.sampling.prompt_logprobs:
             targets = prompt[chunk.start + 1 : end + 1]

@@ -160,10 +160,13 @@ class RequestState:
     admitted_s: float | None = None
     first_token_s: float | None = None
 
-    @property
-    def token_ids(self) -> list[int]:
-        """Prompt and the outputs read so far."""
-        return [*self.request.prompt_token_ids, *self.output_token_ids]
+    def tokens_between(self, start: int, end: int) -> list[int]:
+        """Tokens [start, end) of the prompt followed by the outputs read so far."""
+        num_prompt_tokens = len(self.request.prompt_token_ids)
+        outputs = self.output_token_ids[
+            max(start - num_prompt_tokens, 0) : max(end - num_prompt_tokens, 0)
+        ]
+        return [*self.request.prompt_token_ids[start:end], *outputs]
 
     @property
     def in_flight(self) -> int:

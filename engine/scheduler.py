@@ -12,6 +12,7 @@ may change hands while steps that use them are still in flight: whatever a later
 comes after.
 """
 
+import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -61,6 +62,8 @@ class Scheduler:
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._live: dict[str, RequestState] = {}
         self._num_added = 0
+        # Deadline, ordinal, id. Requests that have ended stay named until their time comes.
+        self._deadlines: list[tuple[float, int, str]] = []
 
     @property
     def live(self) -> dict[str, RequestState]:
@@ -85,6 +88,8 @@ class Scheduler:
         state.ordinal = self._num_added
         self._num_added += 1
         self._live[request_id] = state
+        if state.request.deadline_s is not None:
+            heapq.heappush(self._deadlines, (state.request.deadline_s, state.ordinal, request_id))
         self.waiting.append(state)
 
     def remove(self, state: RequestState) -> None:
@@ -99,12 +104,14 @@ class Scheduler:
             self.waiting.remove(state)
 
     def expired(self, now_s: float) -> list[RequestState]:
-        """Live requests whose deadline has passed."""
-        return [
-            state
-            for state in self._live.values()
-            if state.request.deadline_s is not None and state.request.deadline_s <= now_s
-        ]
+        """Live requests whose deadline has passed; each is named once."""
+        states: list[RequestState] = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, ordinal, request_id = heapq.heappop(self._deadlines)
+            state = self._live.get(request_id)
+            if state is not None and state.ordinal == ordinal:
+                states.append(state)
+        return states
 
     def schedule(self, now_s: float) -> Schedule | None:
         """Decides the next step and counts it as dispatched.
