@@ -185,7 +185,7 @@ class Engine:
         return Load(
             num_queued=len(scheduler.waiting),
             num_running=len(scheduler.running) + len(scheduler.ending),
-            num_pages=scheduler.pool.num_usable,
+            num_usable_pages=scheduler.pool.num_usable,
             num_free_pages=scheduler.pool.num_free,
             steps_total=self._steps_total,
             preemptions_total=self._preemptions_total,

@@ -236,7 +236,7 @@ class Load:
     Attributes:
       num_queued: Requests that wait for a slot, preempted ones included.
       num_running: Requests that have a slot, or whose last token is on its way.
-      num_pages: Pages that requests can hold; page 0 is not one of them.
+      num_usable_pages: Pages that requests can hold; page 0 is not one of them.
       num_free_pages: Those that nobody holds.
       steps_total: Steps dispatched.
       preemptions_total: Times a request lost its slot.
@@ -250,7 +250,7 @@ class Load:
 
     num_queued: int
     num_running: int
-    num_pages: int
+    num_usable_pages: int
     num_free_pages: int
     steps_total: int
     preemptions_total: int

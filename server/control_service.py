@@ -49,7 +49,7 @@ class ControlService:
         return pb.GetLoadResponse(
             num_running=load.num_running,
             num_queued=load.num_queued,
-            num_pages=load.num_pages,
+            num_usable_pages=load.num_usable_pages,
             num_free_pages=load.num_free_pages,
             num_streams=len(self._router),
             steps_total=load.steps_total,

@@ -285,10 +285,10 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_queued", "num_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready")
+    __slots__ = ("num_running", "num_queued", "num_usable_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
-    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_USABLE_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_STREAMS_FIELD_NUMBER: _ClassVar[int]
     STEPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
@@ -298,7 +298,7 @@ class GetLoadResponse(_message.Message):
     COMPILE_EVENTS_SINCE_READY_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_queued: int
-    num_pages: int
+    num_usable_pages: int
     num_free_pages: int
     num_streams: int
     steps_total: int
@@ -306,7 +306,7 @@ class GetLoadResponse(_message.Message):
     prompt_tokens_total: int
     output_tokens_total: int
     compile_events_since_ready: int
-    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ...) -> None: ...
+    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_usable_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)

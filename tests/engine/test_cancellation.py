@@ -121,7 +121,7 @@ def test_a_thousand_cancellations(tiny_engine: Engine, neighbours: list[tuple[Re
             resident_bytes.append(psutil.Process().memory_info().rss)
     finish(tiny_engine, answers)
     load = tiny_engine.load()
-    assert load.num_free_pages == load.num_pages
+    assert load.num_free_pages == load.num_usable_pages
     assert load.num_running == load.num_queued == 0
     _assert_undisturbed(answers, expected)
     assert len(expected) > 100
@@ -171,7 +171,7 @@ def test_cancellations_from_another_thread(
     load = thread.load()
     thread.stop()
     assert thread.join(10.0)
-    assert load.num_free_pages == load.num_pages
+    assert load.num_free_pages == load.num_usable_pages
     assert load.num_running == load.num_queued == 0
     assert answers.keys() == {*victims, *expected}
     reasons = {answers[name].finish_reason for name in victims}

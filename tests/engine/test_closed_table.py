@@ -92,7 +92,7 @@ def test_a_thousand_requests_of_every_kind_compile_and_leak_nothing(tiny_engine:
         step(engine, answers)
     assert compile_events() == num_compiled
     load = engine.load()
-    assert load.num_free_pages == load.num_pages == TINY_ENGINE.num_pages - 1
+    assert load.num_free_pages == load.num_usable_pages == TINY_ENGINE.num_pages - 1
     assert load.num_running == load.num_queued == 0
     assert answers.keys() == wanted.keys()
     for name, one in wanted.items():

@@ -99,7 +99,7 @@ def _random_run(seed: int) -> tuple[Engine, FakeExecutor]:
         else:
             assert answer == expected
     load = engine.load()
-    assert load.num_free_pages == load.num_pages
+    assert load.num_free_pages == load.num_usable_pages
     assert load.num_running == load.num_queued == 0
     assert sum(load.finished_total.values()) == len(wanted)
     return engine, executor
@@ -302,7 +302,7 @@ def test_an_abort_frees_everything_before_the_next_step(num_steps: int):
         engine.step()
     num_dispatched = len(executor.keys)
     engine.abort("a")
-    assert engine.load().num_free_pages == engine.load().num_pages
+    assert engine.load().num_free_pages == engine.load().num_usable_pages
     (last,) = engine.step()
     assert last.finish_reason is FinishReason.CANCELLED
     assert len(executor.keys) == num_dispatched

@@ -324,7 +324,7 @@ def test_load_counts_what_waits_and_runs(rig: Rig):
     rig.wait_for(*(f"r{number}" for number in range(9)))
     load = rig.thread.load()
     assert (load.num_queued, load.num_running) == (0, 0)
-    assert load.num_free_pages == load.num_pages == 64
+    assert load.num_free_pages == load.num_usable_pages == 64
     assert load.finished_total[FinishReason.LENGTH] == 9
     assert load.output_tokens_total == 9 * 50
 

@@ -88,7 +88,7 @@ class FakeEngine:
         return Load(
             num_running=num_running,
             num_queued=len(self._live) - num_running,
-            num_pages=1023,
+            num_usable_pages=1023,
             num_free_pages=1023 - len(self._live),
             steps_total=self.num_steps,
             preemptions_total=0,

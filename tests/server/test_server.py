@@ -109,7 +109,7 @@ def test_model_info_and_load() -> None:
             assert load == pb.GetLoadResponse(
                 num_running=1,
                 num_queued=2,
-                num_pages=1023,
+                num_usable_pages=1023,
                 num_free_pages=1020,
                 num_streams=3,
                 steps_total=2,
