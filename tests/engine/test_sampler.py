@@ -163,6 +163,48 @@ def test_of_equals_the_lowest_ids_survive_and_exactly_as_many_as_asked(
     assert set(tokens.tolist()) == set(range(num_kept))
 
 
+# Seeds, found by search, whose number at position 0 lies exactly on a border, or at either end.
+_SEED_OF = {
+    0.0: 4166419,
+    0.25: 17972050,
+    0.5: 103223,
+    0.75: 15397269,
+    1 - 2.0**-24: 17762771,
+}
+
+
+@pytest.mark.parametrize("num_equal", [8, 512])
+@pytest.mark.parametrize(
+    ("rule", "share"),
+    [
+        (Rule(), 1.0),
+        (Rule(top_p=0.5), 0.5),
+        (Rule(top_p=0.75, min_p=1.0), 0.75),
+        (Rule(min_p=1.0), 1.0),
+        (Rule(temperature=0.3, top_p=0.25), 0.25),
+        (Rule(top_k=8), None),
+        (Rule(top_k=4), None),
+        (Rule(top_k=4, top_p=0.5), None),
+    ],
+)
+def test_borders_are_exact(num_equal: int, rule: Rule, share: float | None):
+    """Equal tokens scattered among impossible ones: masses, targets and borders are exact.
+
+    The token is the first whose cumulative mass exceeds the number; a border belongs to the token
+    after it, a number of 0 to the first that has mass. Eight are drawn the narrow way, 512 not.
+    """
+    logits = np.full(1024, -np.inf, np.float32)
+    equal = np.sort(np.random.default_rng(6).permutation(1023)[:num_equal] + 1)
+    logits[equal] = 2.5
+    num_kept = round(num_equal * share) if share else min(num_equal, rule.top_k)
+    if rule.top_k and rule.top_p < 1:
+        num_kept = 2
+    seeds = list(_SEED_OF.values())
+    assert [oracle.uniform(seed, 0) for seed in seeds] == list(_SEED_OF)
+    tokens = sample(np.tile(logits, (5, 1)), [rule] * 5, seeds, [0] * 5)
+    assert tokens.tolist() == [equal[int(chance * num_kept)] for chance in _SEED_OF]
+
+
 def test_top_k_of_one_is_greedy():
     rng = np.random.default_rng(1)
     logits = np.stack([_random_logits(rng, 100) for _ in range(64)])
