@@ -90,6 +90,8 @@ def test_a_thousand_requests_of_every_kind_compile_and_leak_nothing(tiny_engine:
         if engine.has_work and rng.random() < 0.02:
             engine.abort(rng.choice([*wanted]))
         step(engine, answers)
+        num_steps = engine.load().steps_total - before.steps_total
+        assert num_steps < 20 * NUM_REQUESTS, "a request does not end"
     assert compile_events() == num_compiled
     load = engine.load()
     assert load.num_free_pages == load.num_usable_pages == TINY_ENGINE.num_pages - 1
