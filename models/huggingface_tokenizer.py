@@ -56,7 +56,9 @@ class LibraryTokenizer(Tokenizer):
 
     def _encode_text(self, text: str, *, is_first: bool) -> list[int]:
         library = self._first if is_first else self._rest
-        encoding = library.encode(text, add_special_tokens=False)
+        # `encode` holds the GIL to the end, half a second for a MiB, and with it every stream of a
+        # server. A batch of one lets it go.
+        (encoding,) = library.encode_batch([text], add_special_tokens=False)
         forged = [
             offsets
             for token_id, offsets in zip(encoding.ids, encoding.offsets, strict=True)

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,7 @@ PIECES = [
     "▁",
     "7",
 ]
+NO_SPECIAL_TOKENS = {"add_special_tokens": False}
 # The library takes this added token's spelling for bytes in GPT-2's alphabet.
 LIBRARY_GARBLES = "é!"
 TEXTS = st.one_of(
@@ -243,3 +246,16 @@ def test_malformed_side_files_are_named(
     with pytest.raises(CheckpointError, match=message) as error:
         load_tokenizer(changed)
     assert name in str(error.value)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level_folder: Path) -> None:
+    """Fails if the library keeps the GIL: a server's streams would stand still for that long."""
+    tokenizer = load_tokenizer(byte_level_folder)
+    text = "hello 日本 " * 30_000
+    encoding = threading.Thread(target=tokenizer.encode, args=(text,), kwargs=NO_SPECIAL_TOKENS)
+    num_turns = 0
+    encoding.start()
+    while encoding.is_alive():
+        time.sleep(0.001)
+        num_turns += 1
+    assert num_turns > 20
