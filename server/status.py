@@ -10,6 +10,10 @@ from grpc_status import rpc_status
 
 ERROR_DOMAIN = "octavo"
 
+MAX_MESSAGE_CHARACTERS = 320
+"""A status travels in HTTP/2 trailers, of which clients take 8 KiB. The message is in them three
+times, percent-encoded once and base64-encoded twice: 23 bytes for a character beyond U+FFFF."""
+
 
 @runtime_checkable
 class CallContext[Response](Protocol):
@@ -31,7 +35,7 @@ class Refusal(Exception):
     Attributes:
       code: The gRPC status code.
       reason: One word in capitals for programs, such as QUEUE_FULL.
-      message: One sentence for people.
+      message: One sentence for people; what is too long for a status is cut out of its middle.
       field: Path of the request's field that is at fault, or None.
     """
 
@@ -44,10 +48,10 @@ class Refusal(Exception):
         field: str | None = None,
     ) -> None:
         """See the attributes."""
-        super().__init__(message)
+        self.message = _shortened(message)
+        super().__init__(self.message)
         self.code = code
         self.reason = reason
-        self.message = message
         self.field = field
 
     def to_status(self) -> grpc.Status:
@@ -61,6 +65,17 @@ class Refusal(Exception):
             violation = BadRequest.FieldViolation(field=self.field, description=self.message)
             status.details.add().Pack(BadRequest(field_violations=[violation]))
         return rpc_status.to_status(status)
+
+
+def _shortened(message: str) -> str:
+    """The beginning, which names the field, and the end, which names the bound.
+
+    What lies between may be a client's and of any length.
+    """
+    if len(message) <= MAX_MESSAGE_CHARACTERS:
+        return message
+    half = MAX_MESSAGE_CHARACTERS // 2 - 2
+    return f"{message[:half]}...{message[-half:]}"
 
 
 def invalid(field: str, message: str) -> Refusal:
