@@ -1,4 +1,6 @@
-"""Around every call of ours: what cannot be parsed or is refused becomes a status, as do our bugs.
+"""Around every call of ours: what cannot be parsed or sent, or is refused, becomes a status.
+
+So do our bugs.
 
 Without it grpc would answer UNKNOWN with the text of whatever exception came up.
 """
@@ -13,6 +15,9 @@ from google.protobuf.message import DecodeError, Message
 from .status import CallContext, Refusal
 
 logger = logging.getLogger(__name__)
+
+MAX_SEND_BYTES = 4 << 20
+"""What gRPC clients take in one message unless told otherwise."""
 
 _OUR_METHODS = "/octavo.v1."
 
@@ -54,7 +59,15 @@ async def _call(
     try:
         if isinstance(request, DecodeError):
             raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE", str(request))
-        return await behaviour(request, context)
+        response = await behaviour(request, context)
+        if isinstance(response, Message) and response.ByteSize() > MAX_SEND_BYTES:
+            raise Refusal(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "RESPONSE_TOO_LARGE",
+                f"the response has {response.ByteSize()} bytes; it must have at most "
+                f"{MAX_SEND_BYTES}: ask for less at once",
+            )
+        return response
     except Refusal as refusal:
         status = refusal.to_status()
     except Exception:

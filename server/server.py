@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from . import octavo_pb2_grpc
-from .call_interceptor import CallInterceptor
+from .call_interceptor import MAX_SEND_BYTES, CallInterceptor
 from .concurrency import ConcurrencyGate
 from .control_service import ControlService
 from .inference_service import InferenceService
@@ -23,7 +23,6 @@ from .served_model import ServedModel
 from .streams import Failure, FailureKind, StreamRouter
 
 MAX_RECEIVE_BYTES = 16 << 20
-MAX_SEND_BYTES = 4 << 20
 
 FLUSH_S = 5.0
 """How long the last events of requests that a drain gave up may take to reach their clients."""
