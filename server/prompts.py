@@ -7,9 +7,10 @@ from . import octavo_pb2 as pb
 from .served_model import ServedModel
 from .status import invalid
 
-INLINE_CHARACTERS = 2048
-"""Longer texts are tokenised in a thread. At a few characters per microsecond, this many hold up no
-other stream for long."""
+INLINE_BYTES = 2048
+"""Longer requests are tokenised in a thread. At a few characters per microsecond, this many hold up
+no other stream for long. It is the size of the whole request that counts: a chat of a hundred
+thousand empty messages takes seconds too."""
 
 
 async def prompt_token_ids(
@@ -49,7 +50,7 @@ async def _text_ids(
     add = request.add_special_tokens if request.HasField("add_special_tokens") else True
     try:
         return await _off_loop_if_long(
-            len(text),
+            request,
             lambda: model.codec.encode(text, add_special_tokens=add, parse_special_tokens=parse),
         )
     except ValueError as error:
@@ -61,18 +62,21 @@ async def _chat_ids(
 ) -> list[int]:
     if not model.codec.has_chat_template:
         raise invalid("chat", f"model {model.name} has no chat template; give text or token_ids")
-    turns = [(message.role, message.content) for message in request.chat.messages]
-    if not turns:
+    messages = request.chat.messages
+    if not messages:
         raise invalid("chat.messages", "chat.messages is empty; it must have at least 1 message")
     try:
         return await _off_loop_if_long(
-            sum(len(content) for _, content in turns), lambda: model.codec.encode_chat(turns)
+            request,
+            lambda: model.codec.encode_chat([(each.role, each.content) for each in messages]),
         )
     except ValueError as error:
         raise invalid("chat.messages", str(error)) from error
 
 
-async def _off_loop_if_long(num_characters: int, encode: Callable[[], list[int]]) -> list[int]:
-    if num_characters <= INLINE_CHARACTERS:
+async def _off_loop_if_long(
+    request: pb.GenerateRequest | pb.TokenizeRequest, encode: Callable[[], list[int]]
+) -> list[int]:
+    if request.ByteSize() <= INLINE_BYTES:
         return encode()
     return await asyncio.to_thread(encode)

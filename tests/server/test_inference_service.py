@@ -2,12 +2,14 @@
 
 import asyncio
 import math
+import threading
 from typing import Any, NoReturn
 
 import grpc
 import pytest
 
 from octavo.engine.request import FinishReason
+from octavo.server import call_interceptor
 from octavo.server import octavo_pb2 as pb
 from octavo.server.concurrency import ConcurrencyGate
 from octavo.server.inference_service import InferenceService
@@ -285,6 +287,69 @@ def test_an_oversized_message_is_refused() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("character", ["x", "\U0001f600"])
+def test_a_refusal_arrives_however_long_the_value_is(character: str) -> None:
+    """Fails if the message grows with the value: clients take trailers of 8 KiB at most."""
+
+    async def scenario() -> None:
+        async with running() as at:
+            asked = request()
+            asked.model = character * 100_000
+            error = await refused(at.inference.Generate(asked).read())
+            assert error.code() is grpc.StatusCode.NOT_FOUND
+            assert field_of(error) == "model"
+            details = str(error.details())
+            assert details.startswith("model is ")
+            assert details.endswith("this server has 'fake'")
+
+            chat = pb.ChatMessages(messages=[pb.ChatMessage(role=character * 100_000)])
+            error = await refused(at.inference.Generate(pb.GenerateRequest(chat=chat)).read())
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert field_of(error) == "chat.messages"
+
+    asyncio.run(scenario())
+
+
+def test_a_response_that_is_too_large_to_send_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fails if it is left to gRPC, which writes a traceback to the log for what a client asked."""
+    monkeypatch.setattr(call_interceptor, "MAX_SEND_BYTES", 100)
+
+    async def scenario() -> None:
+        async with running() as at:
+            error = await refused(at.inference.Tokenize(pb.TokenizeRequest(text="a" * 100)))
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert reason_of(error) == "RESPONSE_TOO_LARGE"
+            assert "must have at most 100" in str(error.details())
+            answer = await at.inference.Tokenize(pb.TokenizeRequest(text="a" * 50))
+            assert len(answer.token_ids) == 51
+            assert not caplog.text
+
+    asyncio.run(scenario())
+
+
+def test_a_chat_of_many_small_messages_does_not_hold_up_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fails if only the length of the contents decides where a chat is rendered."""
+    threads: list[threading.Thread] = []
+
+    def encode_chat(codec: ByteCodec, messages: object) -> list[int]:
+        threads.append(threading.current_thread())
+        return [1]
+
+    async def scenario() -> None:
+        async with running() as at:
+            for number in (1, 1000):
+                chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user")] * number)
+                await at.inference.Tokenize(pb.TokenizeRequest(chat=chat))
+
+    monkeypatch.setattr(ByteCodec, "encode_chat", encode_chat)
+    asyncio.run(scenario())
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
 def test_cancel_reaches_the_engine_while_queued_and_while_streaming() -> None:
     async def scenario() -> None:
         async with running(max_num_seqs=1) as at:
@@ -429,7 +494,7 @@ def test_control_tokens_in_text_are_text_unless_asked_for() -> None:
 def test_tokenize_and_detokenize_are_inverse() -> None:
     async def scenario() -> None:
         async with running() as at:
-            long = "añ€😀" * 1000  # beyond INLINE_CHARACTERS, so tokenised in a thread
+            long = "añ€😀" * 1000  # beyond INLINE_BYTES, so tokenised in a thread
             for content in ("hé", long):
                 answer = await at.inference.Tokenize(pb.TokenizeRequest(text=content))
                 assert list(answer.token_ids) == [257, *content.encode()]
