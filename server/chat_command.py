@@ -9,7 +9,7 @@ from absl import flags
 
 from . import octavo_pb2 as pb
 from .client import GenerationFailed, generate
-from .command_line import Command
+from .command_line import Command, UsageError, check_utf8
 from .generation_flags import command_error, connected, define_generation_flags, sampling
 
 with suppress(ImportError):
@@ -30,11 +30,17 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     """Reads, answers, remembers, until the user has had enough."""
     history: list[pb.ChatMessage] = []
     if values.system is not None:
+        check_utf8("--system", values.system)
         history.append(pb.ChatMessage(role="system", content=values.system))
     params = sampling(values)
     with connected(values) as channel:
         print(f"Ctrl-C ends an answer, Ctrl-D or {EXIT_WORD} ends the chat.", file=sys.stderr)
         while (said := _read()) is not None:
+            try:
+                check_utf8("your message", said)
+            except UsageError as error:
+                print(f"error: {error}", file=sys.stderr)
+                continue
             if said.strip():
                 _answer(channel, params, history, said, values)
     return 0

@@ -102,6 +102,16 @@ def is_given(values: flags.FlagValues, name: str) -> bool:
     return bool(values[name].present)
 
 
+def check_utf8(name: str, text: str) -> None:
+    """Raises UsageError for text that is not UTF-8.
+
+    Python hands over such bytes of a command line or a terminal as lone surrogates, which nothing
+    can send.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"{name} is {text!a}; it must be UTF-8")
+
+
 def _kind(flag: flags.Flag[Any]) -> str:
     return {"int": "INT", "float": "NUMBER"}.get(flag.flag_type(), "TEXT")
 
@@ -118,6 +128,8 @@ def _parse(command: Command, values: flags.FlagValues, arguments: Sequence[str])
         _, *positionals = values([f"{command.program} {command.name}", *arguments])
     except flags.Error as error:
         raise UsageError(str(error).removeprefix("ERROR:: ")) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--flagfile has bytes that are no UTF-8: {error}") from error
     if not values.help and len(positionals) != len(command.positionals):
         wanted = " ".join(command.positionals) or "no arguments besides flags"
         raise UsageError(f"got {positionals}; it must be {wanted}")

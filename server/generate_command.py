@@ -10,7 +10,7 @@ from absl import flags
 
 from . import octavo_pb2 as pb
 from .client import Answer, GenerationFailed, generate
-from .command_line import Command, UsageError
+from .command_line import Command, UsageError, check_utf8
 from .generation_flags import (
     command_error,
     connected,
@@ -72,9 +72,8 @@ def _request(values: flags.FlagValues) -> pb.GenerateRequest:
         raise UsageError("give either --prompt or --prompt_ids")
     if ids is not None and values.chat:
         raise UsageError("--chat goes with --prompt, not with --prompt_ids")
-    if prompt is not None and any("\ud800" <= character <= "\udfff" for character in prompt):
-        # How Python hands over bytes of the command line that are not text.
-        raise UsageError(f"--prompt is {prompt!a}; it must be UTF-8")
+    if prompt is not None:
+        check_utf8("--prompt", prompt)
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(values, name) and not values.json:
             raise UsageError(f"--{name} goes with --json")

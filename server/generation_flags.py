@@ -129,7 +129,7 @@ def connected(values: flags.FlagValues) -> Generator[grpc.Channel]:
       ValueError: A size of the engine cannot be; names it, its value and the bound.
       CommandError: The model cannot be had or read.
     """
-    if values.server:
+    if values.server is not None:
         refuse_engine_flags(
             values, _LOCAL_FIELDS, "is for a model in this process; it goes without --server"
         )

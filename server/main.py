@@ -12,6 +12,7 @@ from .command_line import EXIT_USAGE, run_command
 COMMANDS = ("serve", "generate", "chat", "fetch", "convert")
 
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 _USAGE = """\
 usage: octavo COMMAND [flags]
@@ -46,6 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = importlib.import_module(f".{name}_command", __package__).COMMAND
     try:
         return run_command(command, rest)
+    except BrokenPipeError:
+        # Whoever read the output, `head` perhaps, has had enough. What is left in the buffer must
+        # not be written at exit, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         # Compilations that are under way cannot be stopped, and a normal exit waits for all that
         # are queued.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from .command_line import EXIT_FAILURE, Command, CommandError, UsageError
+from .command_line import EXIT_FAILURE, Command, CommandError, UsageError, check_utf8
 from .engine_flags import ALL_FIELDS, define_engine_flags, model_options
 from .model_loading import load_model
 from .progress import ProgressDisplay
@@ -48,6 +48,8 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     drain_timeout_s = values.drain_timeout_s
     if not 0 <= drain_timeout_s < float("inf"):
         raise UsageError(f"--drain_timeout_s is {drain_timeout_s}; it must be 0 or more seconds")
+    if values.served_model_name is not None:
+        check_utf8("--served_model_name", values.served_model_name)
     options = model_options(values, ALL_FIELDS, served_name=values.served_model_name)
     most_live = options.engine.max_num_seqs + options.engine.max_num_queued
     config = ServerConfig(

@@ -13,6 +13,11 @@ from octavo.server.main import COMMANDS, main
 
 from .processes import ROOT, fake_server_command, server_process
 
+OCTAVO = [
+    *(sys.executable, "-c"),
+    "import sys; from octavo.server.main import main; sys.exit(main())",
+]
+
 
 @pytest.fixture(scope="module")
 def address() -> Generator[str]:
@@ -74,6 +79,8 @@ BAD_COMMAND_LINES = {
     "generate --prompt_ids=-1": "--prompt_ids has -1",
     "generate --prompt_ids=1 --chat": "--chat goes with --prompt",
     "generate --prompt=\udcff": "--prompt is '\\udcff'; it must be UTF-8",
+    "chat --system=\udcff": "--system is '\\udcff'; it must be UTF-8",
+    "serve --served_model_name=\udcff": "--served_model_name is '\\udcff'; it must be UTF-8",
     "generate --prompt=a --logprobs": "--logprobs goes with --json",
     "generate --prompt=a --seed=-1 --server=localhost:1": "--seed is -1; it must be in [0, 2**64)",
     "generate --prompt=a --stop_token_ids=-1 --server=localhost:1": "--stop_token_ids has -1",
@@ -98,6 +105,42 @@ def test_flagfile(tmp_path: Path, capsys: pytest.CaptureFixture[str], address: s
     file.write_text(f"--server={address}\n--prompt=hello\n--max_tokens=4\n")
     assert main(["generate", f"--flagfile={file}"]) == 0
     assert capsys.readouterr().out.endswith("hel\n")  # and the id that starts a text
+
+
+def test_a_flagfile_that_is_not_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "flags"
+    file.write_bytes(b"--prompt=\xff\n")
+    assert main(["generate", f"--flagfile={file}"]) == 2
+    assert capsys.readouterr().err.startswith("octavo generate: error: --flagfile has bytes")
+
+
+def test_a_reader_that_has_had_enough_is_no_error(address: str) -> None:
+    """Fails with a traceback if a closed pipe is taken for a bug: `octavo generate ... | head`."""
+    command = [*OCTAVO, "generate", f"--server={address}", "--prompt=hello", "--max_tokens=100"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=10) == 141
+
+
+def test_chat_goes_on_after_bytes_that_are_not_text(address: str) -> None:
+    command = [*OCTAVO, "chat", f"--server={address}", "--max_tokens=9"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        input=b"h\xff\nhello\n",
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"your message is 'h\\udcff'; it must be UTF-8" in done.stderr
+    assert b"<user>hel" in done.stdout
 
 
 def test_generate_prints_text_and_a_summary(
