@@ -157,7 +157,7 @@ def _pool_bytes(
     if limit_bytes is None:
         stats = device.memory_stats()
         if stats is None:  # the CPU backend keeps no account, and shares the machine with others
-            return psutil.virtual_memory().available // kv_budget.HOST_SHARE
+            return kv_budget.host_pool_bytes(psutil.virtual_memory().available)
         return stats["bytes_limit"] - stats["bytes_in_use"] - step_bytes()
     return limit_bytes - parameter_bytes - step_bytes()
 

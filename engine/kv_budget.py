@@ -5,7 +5,7 @@ from collections.abc import Callable
 from ..configs.engine_config import EngineConfig
 from ..configs.model_config import ModelConfig
 
-HOST_SHARE = 4  # the pool takes at most one part in this many of the host memory that is free
+HOST_SHARE = 4  # of the host memory that is free the pool takes at most one part in this many
 MAX_POOL_TOKENS = 2**31 - 1  # device code numbers the places of the pool with int32
 
 
@@ -51,3 +51,14 @@ def num_pages(
             f"they must hold at most {MAX_POOL_TOKENS} tokens"
         )
     return pages
+
+
+def host_pool_bytes(available_bytes: int) -> int:
+    """What a pool in host memory may take when this much is free.
+
+    A power of two: the number of pages is part of the compiled shapes, and a start that finds a
+    little more or less memory free than the one before must find its programs in the cache.
+    Example: from 16 up to 32 GiB free it is 4 GiB.
+    """
+    share = available_bytes // HOST_SHARE
+    return 1 << share.bit_length() - 1 if share else 0

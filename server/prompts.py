@@ -13,13 +13,17 @@ no other stream for long. It is the size of the whole request that counts: a cha
 thousand empty messages takes seconds too."""
 
 
+MAX_TEXT_BYTES = 1 << 20
+"""Text and chats are tokenised before their length in tokens is known, so bytes bound the work."""
+
+
 async def prompt_token_ids(
     request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel
 ) -> list[int]:
     """The ids of the request's input, whichever form it has.
 
     Raises:
-      Refusal: No input, ids beyond the context limit, an option that does not go with the input, a
+      Refusal: No input, ids beyond the context limit, a text or chat over MAX_TEXT_BYTES, an option that does not go with the input, a
         text that the vocabulary cannot spell, or a chat that the model has no template for or its
         template refuses.
     """
@@ -38,6 +42,12 @@ async def prompt_token_ids(
                 f"max_model_len, {model.max_model_len}, to leave room for output",
             )
         return list(request.token_ids.ids)
+    if kind != "token_ids" and request.ByteSize() > MAX_TEXT_BYTES:
+        raise invalid(
+            kind,
+            f"{kind} makes the request {request.ByteSize()} bytes long; it must be at most "
+            f"{MAX_TEXT_BYTES}",
+        )
     if kind == "text":
         return await _text_ids(request, model)
     return await _chat_ids(request, model)

@@ -116,18 +116,20 @@ class Server:
             async with asyncio.timeout(timeout_s):
                 await self.router.wait_all_closed()
         except TimeoutError:
-            self.router.fail_all(
-                Failure(
-                    FailureKind.SHUTTING_DOWN,
-                    f"the server shut down and the request had not ended {timeout_s:g} s later",
-                )
+            await self.give_up(
+                f"the server shut down and the request had not ended {timeout_s:g} s later",
+                FLUSH_S,
             )
-            try:
-                async with asyncio.timeout(FLUSH_S):
-                    await self.router.wait_all_closed()
-            except TimeoutError:
-                # Clients that do not read. Stopping cancels their handlers, which abort.
-                pass
+
+    async def give_up(self, why: str, flush_s: float) -> None:
+        """Ends every running request with Failed; its clients have flush_s seconds to read that."""
+        self.router.fail_all(Failure(FailureKind.SHUTTING_DOWN, why))
+        try:
+            async with asyncio.timeout(flush_s):
+                await self.router.wait_all_closed()
+        except TimeoutError:
+            # Clients that do not read. Stopping cancels their handlers, which abort.
+            pass
 
     async def stop(self, grace_s: float = 0) -> None:
         """Closes the port and ends every call that is open grace_s seconds later."""

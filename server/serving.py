@@ -23,7 +23,7 @@ Loader = Callable[[Callable[[list[RequestOutput]], None], OnProgress], ServedMod
 SWITCH_INTERVAL_S = 1e-4
 
 GRACE_S = 1.0
-"""How long the status of a call whose last event was sent may take to reach its client."""
+"""How long the end of a call may take to reach its client when the server is about to go."""
 
 
 async def serve_until_stopped(
@@ -83,8 +83,10 @@ async def serve_until_stopped(
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch
+        if not is_drained:
+            await server.give_up("the server was told a second time to shut down", GRACE_S)
         # The last event is with the transport; its status may not be yet.
-        await server.stop(GRACE_S if is_drained else 0)
+        await server.stop(GRACE_S)
         model.engine.stop()
         if is_drained:
             await asyncio.to_thread(model.engine.join)

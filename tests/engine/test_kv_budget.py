@@ -1,7 +1,7 @@
 import pytest
 
 from octavo.configs.engine_config import EngineConfig
-from octavo.engine.kv_budget import MAX_POOL_TOKENS, num_pages
+from octavo.engine.kv_budget import MAX_POOL_TOKENS, host_pool_bytes, num_pages
 from tests.models.tiny_checkpoints import tiny_config
 
 PLENTY = 2**50
@@ -29,6 +29,14 @@ def test_memory_is_not_measured_where_the_config_says_it():
 
     config = EngineConfig(num_pages=17)
     assert num_pages(config, tiny_config(), bytes_per_page=1000, free_bytes=measure) == 17
+
+
+def test_a_little_more_or_less_free_memory_gives_the_same_pool():
+    """Else the next start finds none of its programs in the cache: pages are a compiled shape."""
+    gib = 2**30
+    assert {host_pool_bytes(free) for free in (16 * gib, 21 * gib, 22 * gib + 4711)} == {4 * gib}
+    assert host_pool_bytes(16 * gib - 1) == 2 * gib
+    assert [host_pool_bytes(free) for free in (0, 3, 4)] == [0, 0, 1]
 
 
 def test_free_memory_bounds_what_the_config_leaves_open():

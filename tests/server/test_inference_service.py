@@ -590,3 +590,24 @@ def test_an_expired_deadline_runs_nothing() -> None:
             assert at.engine.submitted == []
 
     asyncio.run(scenario())
+
+
+def test_text_is_bounded_before_it_is_tokenised() -> None:
+    """A text under the message limit would keep the tokenizer busy for a minute and more."""
+    too_long = "a" * (1 << 20)
+    chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content=too_long)])
+
+    async def scenario() -> None:
+        async with running() as at:
+            for bad, field in (
+                (pb.GenerateRequest(text=too_long), "text"),
+                (pb.GenerateRequest(chat=chat), "chat"),
+            ):
+                error = await refused(at.inference.Generate(bad).read())
+                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert field_of(error) == field
+                assert "at most 1048576" in (error.details() or "")
+            error = await refused(at.inference.Tokenize(pb.TokenizeRequest(text=too_long)))
+            assert field_of(error) == "text"
+
+    asyncio.run(scenario())
