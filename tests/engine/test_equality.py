@@ -20,7 +20,6 @@ from .conftest import Model
 from .fakes import Answer, finish, request
 from .naive import NaiveRun, assert_agrees, generate
 
-CLOSE_CALL = 1e-3
 NUM_REQUESTS = 64
 
 
@@ -104,17 +103,15 @@ def assert_equal_however_it_runs(
     for one in requests:
         engine.add_request(one)
         alone |= finish(engine)
-    num_excused = 0
+    num_close_calls = 0
     for one in requests:
-        name = one.request_id
-        for answer in (together[name], alone[name]):
-            num_excused += assert_agrees(
-                answer, naive[name], close_call=CLOSE_CALL, logprob_error=1e-3
-            )
-        if together[name].token_ids != alone[name].token_ids:
-            # Two runs of the engine differ: then one of them was excused above, at that token.
-            num_excused += 1
-    assert num_excused <= 4, "too many close calls to be rounding"
+        name, run = one.request_id, naive[one.request_id]
+        # Where no call was close, each of the two equals the naive run, and so the other.
+        were_close = [
+            assert_agrees(answer, run, one.sampling) for answer in (together[name], alone[name])
+        ]
+        num_close_calls += any(were_close)
+    assert num_close_calls <= len(requests) // 10, "too many close calls to be rounding"
 
 
 @pytest.fixture(scope="module")
