@@ -23,9 +23,9 @@ async def prompt_token_ids(
     """The ids of the request's input, whichever form it has.
 
     Raises:
-      Refusal: No input, ids beyond the context limit, a text or chat over MAX_TEXT_BYTES, an option that does not go with the input, a
-        text that the vocabulary cannot spell, or a chat that the model has no template for or its
-        template refuses.
+      Refusal: No input, ids beyond the context limit, a text or chat over MAX_TEXT_BYTES, an
+        option that does not go with the input, a text that the vocabulary cannot spell, or a chat
+        that the model has no template for or its template refuses.
     """
     kind = request.WhichOneof("input")
     if kind is None:
