@@ -17,7 +17,7 @@ setup:  ## make .venv; quick when nothing changed
 serve: setup  ## fetch the default model and serve it
 	$(BIN)/octavo serve --model=$(MODEL) $(ARGS)
 
-test: setup  ## the default tests: about a minute
+test: setup  ## the default tests: minutes
 	$(BIN)/pytest $(ARGS)
 
 test-full: setup  ## every test, the long ones included

@@ -92,9 +92,9 @@ def default_model(default_model_path: Path, compilation_cache: None) -> Model:
 
 
 def _default_engine(model: Model, dtype: DType) -> Engine:
-    """Three executables: as few as there can be for prompts of any length."""
+    """Two executables, as few as there can be."""
     return model.build(
-        EngineConfig(dtype=dtype, max_num_seqs=2, prefill_chunk_tokens=64, num_pages=64)
+        EngineConfig(dtype=dtype, max_num_seqs=2, prefill_chunk_tokens=16, num_pages=64)
     )
 
 
