@@ -101,8 +101,8 @@ class Server:
             port = self._server.add_insecure_port(f"{config.host}:{config.port}")
         except RuntimeError as error:
             raise OSError(
-                f"cannot listen on {config.host}:{config.port}: the port is taken, or the address is "
-                "not one of this machine"
+                f"cannot listen on {config.host}:{config.port}: the port is taken, or the address "
+                "is not one of this machine"
             ) from error
         await self.lifecycle.begin()
         await self._server.start()
