@@ -135,7 +135,9 @@ def test_tokens_are_those_of_the_naive_loop(
 
 @pytest.fixture(scope="module")
 def default_requests(default_model: Model) -> list[Request]:
-    return random_requests(default_model.checkpoint.config.vocab_size, seed=3)
+    # Of those tried with the fake executor, a seed that preempts often at every chunk size; the
+    # lengths depend on the size of the vocabulary, so another one than the tiny model's.
+    return random_requests(default_model.checkpoint.config.vocab_size, seed=58)
 
 
 @pytest.fixture(scope="module")
