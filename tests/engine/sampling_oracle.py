@@ -1,7 +1,7 @@
 """What engine.sampler promises, in NumPy: sorted and summed in float64, one row at a time.
 
 Nothing here looks at the sampler's code. Beside the token it says how close the call was: by how
-much probability mass the uniform number and every border of a rule missed another outcome.
+much the uniform number and every border of a rule missed another outcome.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,14 @@ class Draw:
       token: The id.
       margin: Greedy: what the highest logit is above the second. Drawn: the least probability mass
         (before truncation and after it alike) by which some decision could have gone the other way.
+      border_gap: The least difference, of logits over temperature, between the last token that a
+        rule kept and the first it did not. Whoever computes the logits anew may find these two in
+        the other order, and then everything after a border shifts. inf: nothing was cut off.
     """
 
     token: int
     margin: float
+    border_gap: float = np.inf
 
 
 def threefry_2x32(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
@@ -47,8 +51,8 @@ def uniform(seed: int, position: int) -> float:
 
 def survivors(
     logits: np.ndarray, *, temperature: float, top_k: int, top_p: float, min_p: float
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """The tokens that the rules leave, most likely first, their likelihoods, and the margin.
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """The tokens that the rules leave, most likely first, their likelihoods, margin, border gap.
 
     Likelihoods are relative to the most likely token, computed in float32 as the device has them:
     which tokens tie is decided by that. All sums are float64.
@@ -57,16 +61,18 @@ def survivors(
     likelihood = np.exp(scaled).astype(np.float64)
     order = np.lexsort((np.arange(len(logits)), -likelihood))
     value, total = likelihood[order], likelihood.sum()
-    margins = [np.inf]
+    margins, gaps = [np.inf], [np.inf]
 
     def keep(count: int) -> None:
         nonlocal value
         if count < len(value):
             # Equal logits tie everywhere, and the lower id is kept. Different ones that round to
             # nearly the same likelihood could change places.
-            is_tie = scaled[order[count - 1]] == scaled[order[count]]
-            if not is_tie and value[count] > value[count - 1] * (1 - 1e-6):
+            kept, dropped = scaled[order[count - 1]], scaled[order[count]]
+            if kept != dropped and value[count] > value[count - 1] * (1 - 1e-6):
                 margins.append(0.0)
+            if value[count] > 0:  # where nothing is likely, nothing matters
+                gaps.append(kept - dropped)
             value = value[:count]
 
     if top_k > 0:
@@ -83,7 +89,7 @@ def survivors(
         margins.append(off[off > 0].min(initial=np.inf) / total)
         keep(max(1, int((value >= bound).sum())))
     keep(max(1, int((value > 0).sum())))
-    return order[: len(value)], value, float(min(margins))
+    return order[: len(value)], value, float(min(margins)), float(min(gaps))
 
 
 def draw(
@@ -100,7 +106,7 @@ def draw(
     if temperature == 0:
         best = int(np.argmax(logits))
         return Draw(best, float(logits[best] - np.delete(logits, best).max()))
-    tokens, value, margin = survivors(
+    tokens, value, margin, border_gap = survivors(
         logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
     by_id = np.argsort(tokens)
@@ -109,4 +115,4 @@ def draw(
     place = min(int(np.searchsorted(ends, chance, side="right")), len(ends) - 1)
     # The distance to the nearest border between two survivors; 0 and 1 are no such borders.
     margin = min(margin, np.abs(ends[:-1] - chance).min(initial=np.inf))
-    return Draw(int(tokens[by_id][place]), float(margin))
+    return Draw(int(tokens[by_id][place]), float(margin), border_gap)

@@ -21,6 +21,9 @@ from .fakes import Answer, finish, request
 from .naive import NaiveRun, assert_agrees, generate
 
 NUM_REQUESTS = 64
+# Of 90 seeds tried with the fake executor, the one whose requests preempt most: 13 times and more
+# at every chunk size, if none of them stops early.
+SEED = 31
 
 
 def random_requests(vocab_size: int, seed: int) -> list[Request]:
@@ -117,7 +120,7 @@ def assert_equal_however_it_runs(
 
 @pytest.fixture(scope="module")
 def tiny_requests(tiny_model: Model) -> list[Request]:
-    return random_requests(tiny_model.checkpoint.config.vocab_size, seed=2)
+    return random_requests(tiny_model.checkpoint.config.vocab_size, SEED)
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +139,7 @@ def test_tokens_are_those_of_the_naive_loop(
 
 @pytest.fixture(scope="module")
 def default_requests(default_model: Model) -> list[Request]:
-    # Of those tried with the fake executor, a seed that preempts often at every chunk size; the
-    # lengths depend on the size of the vocabulary, so another one than the tiny model's.
-    return random_requests(default_model.checkpoint.config.vocab_size, seed=58)
+    return random_requests(default_model.checkpoint.config.vocab_size, SEED)
 
 
 @pytest.fixture(scope="module")

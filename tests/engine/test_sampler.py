@@ -285,7 +285,7 @@ def test_draws_follow_the_distribution(rule: Rule):
     """Chi-square of 100,000 draws: over seeds at one position, and over positions of one seed."""
     vocab, num_rows, num_draws = 100, 5000, 100_000
     logits = np.random.default_rng(4).normal(0, 1, vocab).astype(np.float32)
-    kept, value, _ = oracle.survivors(logits, **vars(rule))
+    kept, value, *_ = oracle.survivors(logits, **vars(rule))
     expected = np.zeros(vocab)
     expected[kept] = value / value.sum() * num_draws
     batch, rules = np.tile(logits, (num_rows, 1)), [rule] * num_rows
