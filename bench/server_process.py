@@ -14,8 +14,7 @@ _STOP_TIMEOUT_S = 30.0
 
 def serve_command(arguments: Sequence[str]) -> list[str]:
     """The words that run `octavo serve` with this interpreter."""
-    run = "import sys; from octavo.server.main import main; sys.exit(main())"
-    return [sys.executable, "-c", run, "serve", *arguments]
+    return [sys.executable, "-m", "octavo.server", "serve", *arguments]
 
 
 @asynccontextmanager

@@ -79,7 +79,8 @@ def _answer(
         print(text, end="", flush=True)
 
     try:
-        generate(channel, request, show)
+        if generate(channel, request, show).finish_reason == "length":
+            print(" [cut at --max_tokens or the context limit]", end="")
     except KeyboardInterrupt:
         print(" [cancelled]", end="")
     except (grpc.RpcError, GenerationFailed) as error:

@@ -80,7 +80,7 @@ def load_model(
 def _find(options: ModelOptions, on_progress: OnProgress) -> Path:
     """The path of the weights; fetches those of a preset."""
     if options.model in preset_names():
-        on_progress(f"fetching {options.model}", 0, 0)
+        on_progress(f"finding the weights of {options.model}", 0, 0)
         try:
             return fetch(options.model, options.cache_dir)
         except FetchError as error:

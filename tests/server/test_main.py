@@ -13,10 +13,7 @@ from octavo.server.main import COMMANDS, main
 
 from .processes import ROOT, fake_server_command, server_process
 
-OCTAVO = [
-    *(sys.executable, "-c"),
-    "import sys; from octavo.server.main import main; sys.exit(main())",
-]
+OCTAVO = [sys.executable, "-m", "octavo.server"]
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +138,7 @@ def test_chat_goes_on_after_bytes_that_are_not_text(address: str) -> None:
     assert done.returncode == 0, done.stderr
     assert b"your message is 'h\\udcff'; it must be UTF-8" in done.stderr
     assert b"<user>hel" in done.stdout
+    assert b"[cut at --max_tokens or the context limit]" in done.stdout
 
 
 def test_generate_prints_text_and_a_summary(
@@ -206,8 +204,7 @@ def test_what_the_server_refuses_is_one_line_too(
 
 def test_chat_remembers_and_survives_ctrl_c(address: str) -> None:
     """Fails if Ctrl-C ends the program, or if the history is not sent."""
-    command = [sys.executable, "-c", "import sys; from octavo.server.main import main; main()"]
-    command += ["chat", f"--server={address}", "--system=S"]
+    command = [*OCTAVO, "chat", f"--server={address}", "--system=S"]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

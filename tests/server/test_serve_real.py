@@ -10,7 +10,7 @@ import pytest
 
 from .processes import ROOT, server_process
 
-OCTAVO = [sys.executable, "-c", "import sys; from octavo.server.main import main; sys.exit(main())"]
+OCTAVO = [sys.executable, "-m", "octavo.server"]
 SMALL = [
     "--dtype=float32",
     "--max_num_seqs=2",
@@ -56,6 +56,21 @@ def test_serve_generate_and_sigterm(default_model_path: Path) -> None:
         assert octavo("generate", *sampled) == octavo("generate", *sampled)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_compiling_ends_it(
+    number: signal.Signals, default_model_path: Path, tmp_path: Path
+) -> None:
+    """Fails if the process waits for compilations that are under way or queued."""
+    serve = [*OCTAVO, "serve", "--port=0", f"--model={default_model_path}"]
+    with server_process([*serve, f"--compilation_cache_dir={tmp_path}"], wait=False) as server:
+        assert server.process.stderr is not None
+        while "compiling" not in server.process.stderr.readline():
+            assert server.process.poll() is None
+        server.process.send_signal(number)
+        assert server.process.wait(timeout=10) == 1
+        assert server.process.communicate() == ("", "")
 
 
 @pytest.mark.full
