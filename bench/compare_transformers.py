@@ -24,6 +24,7 @@ from ..configs.presets import preset_names
 from ..models.fetch import FetchError, default_cache_dir, fetch
 from ..server.command_line import Command, CommandError, UsageError
 from .closed_loop import BenchmarkFailed, Trace
+from .entry_point import main
 from .load import Load, LoadOptions, connected_load
 from .load_flags import define_load_flags, define_server_flags, load_options, server_command
 from .peer import Peer, PeerBatch, decode_tokens_per_s, running_peer, tokens_per_s
@@ -33,10 +34,10 @@ from .peer_environment import (
     default_directory,
     find_peer_python,
 )
+from .report import describe, headline, spread
 from .server_process import server_process
 from .summary import Summary, summarize
 from .table import format_table
-from .throughput import describe, headline, main, spread
 from .workload import Mode
 
 SETTLE_S = 0.25

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from absl import flags
 
-from ..server.command_line import Command, CommandError, run_command
+from ..server.command_line import Command, CommandError
+from .entry_point import main
 
 PEER_PYTHON_VARIABLE = "OCTAVO_PEER_PYTHON"
 
@@ -186,4 +187,4 @@ COMMAND = Command(
 )
 
 if __name__ == "__main__":
-    sys.exit(run_command(COMMAND, sys.argv[1:]))
+    sys.exit(main(COMMAND))

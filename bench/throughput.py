@@ -18,8 +18,9 @@ from typing import Any
 
 from absl import flags
 
-from ..server.command_line import Command, CommandError, UsageError, is_given, run_command
+from ..server.command_line import Command, CommandError, UsageError, is_given
 from .closed_loop import BenchmarkFailed, Trace
+from .entry_point import main
 from .load import Load, LoadOptions, connected_load
 from .load_flags import (
     SERVER_FLAGS,
@@ -28,12 +29,11 @@ from .load_flags import (
     load_options,
     server_command,
 )
+from .report import describe, headline, spread
 from .server_process import server_process
 from .summary import Summary, summarize
 from .table import format_table
 from .workload import Mode
-
-_EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,20 +131,6 @@ def as_json(load: Load, options: LoadOptions, levels: Sequence[Level]) -> dict[s
     }
 
 
-def describe(load: Load, options: LoadOptions) -> dict[str, Any]:
-    """What was asked of which server."""
-    model = load.model
-    return {
-        "model": {
-            name: getattr(model, name) for name in ("name", "dtype", "device", "max_num_seqs")
-        },
-        "workload": dataclasses.asdict(options.workload)
-        | {"prompts": "random ids" if options.prompt_text is None else "cut from text"},
-        "rounds": options.rounds,
-        "requests_per_client": options.requests_per_client,
-    }
-
-
 def as_text(load: Load, options: LoadOptions, levels: Sequence[Level]) -> str:
     """A table, and above it what was measured."""
     header = ("clients", "mode", "tokens/s", "of greedy", "rounds", "TTFT ms", "ITL ms")
@@ -167,22 +153,6 @@ def as_text(load: Load, options: LoadOptions, levels: Sequence[Level]) -> str:
     return f"{headline(load, options)}\n{format_table(header, rows)}"
 
 
-def headline(load: Load, options: LoadOptions) -> str:
-    """One line that says what was measured."""
-    model, workload = load.model, options.workload
-    return (
-        f"octavo, {model.name}, {model.dtype} on {model.device}, {model.max_num_seqs} slots: "
-        f"{workload.prompt_tokens} prompt and {workload.output_tokens} output tokens; sampled at "
-        f"temperature {workload.temperature:g}, top_p {workload.top_p:g}; medians of "
-        f"{options.rounds} rounds of {options.requests_per_client} requests a client"
-    )
-
-
-def spread(speeds: Sequence[float]) -> str:
-    """The slowest and the fastest round."""
-    return f"{min(speeds):.1f}-{max(speeds):.1f}"
-
-
 COMMAND = Command(
     program="python -m",
     name="octavo.bench.throughput",
@@ -192,13 +162,5 @@ COMMAND = Command(
 )
 
 
-def main(command: Command = COMMAND) -> int:
-    """Runs a benchmark's command on the arguments of this process."""
-    try:
-        return run_command(command, sys.argv[1:])
-    except KeyboardInterrupt:
-        return _EXIT_INTERRUPTED
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(COMMAND))

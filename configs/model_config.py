@@ -41,7 +41,6 @@ class ModelConfig:
     """Shape and constants of a decoder of the Llama family.
 
     Attributes:
-      name: What clients call the model.
       vocab_size: Rows of the embedding; every valid token id is in [0, vocab_size).
       hidden_size: Width D of the residual stream.
       intermediate_size: Width F of the gated MLP.
@@ -56,7 +55,6 @@ class ModelConfig:
       tie_word_embeddings: The output head is the embedding; no separate tensor exists.
     """
 
-    name: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int

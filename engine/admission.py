@@ -12,7 +12,8 @@ from typing import override
 
 from ..configs.engine_config import EngineConfig
 from ..configs.model_config import ModelConfig
-from .request import Request, RequestState, SamplingParams
+from .request import Request, SamplingParams
+from .schedule import RequestState
 
 MAX_REQUEST_ID_CHARACTERS = 256
 MIN_TEMPERATURE = 1e-6  # below it, differences of logits overflow float32

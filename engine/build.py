@@ -21,10 +21,8 @@ from .device_state import DeviceState, empty_slots
 from .engine import Engine
 from .executables import compile_step, compile_steps
 from .executor import Executor
-from .packing import UploadLayout
 from .placement import make_mesh, parameter_sharding, replicated
-from .request import Schedule
-from .step_shapes import StepShapes
+from .schedule import Schedule
 
 OnProgress = Callable[[str, int, int], None]
 """Told (stage, done, total): "loading" and "compiling", done from 0 to total."""
@@ -78,10 +76,7 @@ def build_engine(
 
     kv_shape = (model.num_kv_heads, model.head_dim, config.dtype)
     everywhere = replicated(mesh)
-    layouts = [
-        UploadLayout(key, config.max_num_seqs, config.page_size, config.max_stop_ids)
-        for key in StepShapes.from_config(config).all_keys()
-    ]
+    layouts = packing.upload_layouts(config)
 
     def empty_state(num_pages: int, max_model_len: int) -> DeviceState:
         # The last token of a request is never fed back, so it needs no place.

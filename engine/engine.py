@@ -14,17 +14,10 @@ import numpy as np
 
 from ..configs.engine_config import EngineConfig
 from . import packing
-from .admission import EngineLimits, EngineUnavailable, admit, check_room, pick_seed
-from .packing import Sample, UploadLayout
-from .request import (
-    FinishReason,
-    Load,
-    PrefillChunk,
-    Request,
-    RequestOutput,
-    RequestState,
-    Timings,
-)
+from .admission import EngineLimits, pick_seed
+from .packing import Sample
+from .request import FinishReason, Load, RequestOutput, Timings
+from .schedule import PrefillChunk, RequestState
 from .scheduler import Scheduler
 from .step_shapes import StepKey, StepShapes
 
@@ -91,10 +84,7 @@ class Engine:
         self._executor = executor
         self._clock = clock
         self._shapes = StepShapes.from_config(config)
-        self._layouts = {
-            key: UploadLayout(key, config.max_num_seqs, config.page_size, config.max_stop_ids)
-            for key in self._shapes.all_keys()
-        }
+        self._layouts = {layout.key: layout for layout in packing.upload_layouts(config)}
         self._scheduler = Scheduler(config, limits.num_pages)
         self._in_flight: _DispatchedStep | None = None
         self._outputs: list[RequestOutput] = []  # for the end of the step
@@ -109,20 +99,6 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         return bool(self._scheduler.live or self._in_flight or self._outputs)
-
-    def add_request(self, request: Request) -> None:
-        """Checks a request and queues it.
-
-        Raises:
-          InvalidRequest: it can never run, or its id is live.
-          Overloaded: slots and queue are full.
-          EngineUnavailable: the engine failed.
-        """
-        if self.failure is not None:
-            raise EngineUnavailable("the engine has failed")
-        state = admit(request, self.config, self.limits)
-        check_room(request.request_id, self._scheduler.live.keys(), self.config)
-        self.add(state)
 
     def add(self, state: RequestState) -> None:
         """Queues what `admit` and `check_room` let pass. A failed engine ends it at once."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from .admission import EngineUnavailable, admit, check_room
 from .engine import Engine
-from .request import FinishReason, Load, Request, RequestOutput, RequestState
+from .request import FinishReason, Load, Request, RequestOutput
+from .schedule import RequestState
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class EngineThread:
             self._is_draining = self._is_stopping = True
             self._changed.notify_all()
 
-    def join(self, timeout_s: float | None = None) -> bool:
+    def join(self, timeout_s: float) -> bool:
         """Waits for the thread to end after `stop`; False if time ran out."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -66,11 +66,16 @@ def compile_steps(
 
     executables: dict[StepKey, Executable] = {}
     on_compiled(0, len(layouts))
-    with ThreadPoolExecutor(min(len(layouts), os.cpu_count() or 1)) as pool:
+    pool = ThreadPoolExecutor(min(len(layouts), os.cpu_count() or 1))
+    try:
         pending = {pool.submit(compile_one, layout): layout.key for layout in layouts}
         for future in as_completed(pending):
             executables[pending[future]] = future.result()
             on_compiled(len(executables), len(layouts))
+    finally:
+        # After an error or Ctrl-C, what is queued is not compiled, and nobody waits for what is
+        # under way and cannot be stopped.
+        pool.shutdown(wait=False, cancel_futures=True)
     return ExecutableTable(executables)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from .request import Schedule
-from .step_shapes import StepKey
+from ..configs.engine_config import EngineConfig
+from .schedule import Schedule
+from .step_shapes import StepKey, StepShapes
 
 # Columns of a slot row: the same in an upload and in device state. max_stop_ids columns of stop ids
 # follow, padded with NO_TOKEN. A step changes those from TOKEN to POSITION and no others.
@@ -108,6 +109,14 @@ class UploadLayout:
         return views
 
 
+def upload_layouts(config: EngineConfig) -> list[UploadLayout]:
+    """The layout of each executable, the costliest first: what is compiled, and what is packed."""
+    return [
+        UploadLayout(key, config.max_num_seqs, config.page_size, config.max_stop_ids)
+        for key in StepShapes.from_config(config).all_keys()
+    ]
+
+
 def float_bits(value: float) -> int:
     """The bits of a float32, as the int32 that carries them."""
     return int(np.float32(value).view(np.int32))
@@ -188,11 +197,6 @@ class StepResult:
     decodes: Sequence[Sample]
     chunks: Sequence[Sample]
     chunk_logprobs: np.ndarray
-
-
-def result_size(key: StepKey) -> int:
-    """Length of a step's download in int32 words."""
-    return key.samples * SAMPLE_COLUMNS + key.chunk
 
 
 def unpack(key: StepKey, result: np.ndarray) -> StepResult:

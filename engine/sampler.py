@@ -27,6 +27,7 @@ BLOCK = 64  # vocabulary entries per block
 NARROW = 64  # candidates of the narrow way
 GROUP = 4  # rows that go the wide way together
 FOLD = 8  # parts of the vocabulary that are added before they are summed
+LEAST_MASS = 1e-30  # less than any token's that could be drawn
 
 
 @jax.tree_util.register_dataclass
@@ -203,8 +204,11 @@ def _draw_narrow(
 def _mass_target(
     top_p: Float[Array, " rows"], mass: Float[Array, " rows"]
 ) -> Float[Array, " rows"]:
-    """The mass at which top_p stops keeping; a top_p of 1 keeps all, whatever rounding says."""
-    return jnp.where(top_p < 1, top_p * mass, jnp.inf)
+    """The mass at which top_p stops keeping; a top_p of 1 keeps all, whatever rounding says.
+
+    Never 0, which would be reached by keeping nothing: the least top_p are 0 in float32.
+    """
+    return jnp.where(top_p < 1, jnp.maximum(top_p * mass, LEAST_MASS), jnp.inf)
 
 
 def _truncate(

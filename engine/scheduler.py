@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 
 from ..configs.engine_config import EngineConfig
 from .page_pool import PagePool
-from .request import PageEntry, PrefillChunk, RequestState, Schedule
+from .schedule import PageEntry, PrefillChunk, RequestState, Schedule
 from .step_shapes import MAX_SEGMENTS
+
+MAX_STALE_DEADLINES = 64  # beyond two for each live request
 
 
 @dataclass
@@ -62,7 +64,8 @@ class Scheduler:
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._live: dict[str, RequestState] = {}
         self._num_added = 0
-        # Deadline, ordinal, id. Requests that have ended stay named until their time comes.
+        # Deadline, ordinal, id. Requests that have ended stay named until their time comes, or
+        # until they are more than those that live.
         self._deadlines: list[tuple[float, int, str]] = []
 
     @property
@@ -95,6 +98,7 @@ class Scheduler:
     def remove(self, state: RequestState) -> None:
         """Ends a live request: it gives back all it holds, steps in flight or not."""
         del self._live[state.request.request_id]
+        self._forget_deadlines()
         if state.slot is not None:
             self.running.remove(state)
             self._release(state)
@@ -102,6 +106,16 @@ class Scheduler:
             self.ending.remove(state)
         else:
             self.waiting.remove(state)
+
+    def _forget_deadlines(self) -> None:
+        """Drops those of ended requests, once they are the most: deadlines may be days away."""
+        if len(self._deadlines) > 2 * len(self._live) + MAX_STALE_DEADLINES:
+            self._deadlines = [
+                (state.request.deadline_s, state.ordinal, request_id)
+                for request_id, state in self._live.items()
+                if state.request.deadline_s is not None
+            ]
+            heapq.heapify(self._deadlines)
 
     def expired(self, now_s: float) -> list[RequestState]:
         """Live requests whose deadline has passed; each is named once."""
@@ -270,6 +284,7 @@ class Scheduler:
         for state in (*self.waiting, *self.ending):
             assert state.slot is None, "a request holds a slot that it does not need"
             assert not state.page_ids, "a request holds pages that it does not need"
+        assert len(self._deadlines) <= 2 * len(self._live) + MAX_STALE_DEADLINES
         for state in self._live.values():
             assert 0 <= state.in_flight <= 2, "more steps are in flight than are dispatched ahead"
             assert len(state.output_token_ids) <= state.num_sampled <= state.max_tokens

@@ -54,7 +54,7 @@ def fetch(preset_name: str, cache_dir: Path) -> Path:
 
     Raises:
       ValueError: No such preset.
-      FetchError: No source delivered the file; the message lists what each one said.
+      FetchError: See fetch_file.
     """
     preset = load_preset(preset_name)
     return fetch_file(preset.file, preset.sources, cache_dir / "models" / preset.name)
@@ -72,16 +72,20 @@ def fetch_file(
       hub_endpoint: Address of the hub. None: the hub library's own default.
 
     Raises:
-      FetchError: No source delivered the file; the message lists what each one said.
+      FetchError: The directory cannot be used, or no source delivered the file; the message lists
+        what each one said.
     """
     target = directory / file.name
-    if target.is_file():
-        try:
-            _verify(target, file)
-            return target
-        except FetchError as error:
-            _log.error("%s; fetching it again", error)
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        if target.is_file():
+            try:
+                _verify(target, file)
+                return target
+            except FetchError as error:
+                _log.error("%s; fetching it again", error)
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FetchError(f"the cache cannot be used: {error}") from error
     errors: list[Exception] = []
     for source in sources:
         _log.info("fetching %s from %s", file.name, source)

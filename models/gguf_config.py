@@ -61,7 +61,8 @@ def read_model_config(file: GgufFile) -> ModelConfig:
         if key.startswith(prefix) and key.removeprefix(prefix) not in _READ_KEYS:
             metadata.require(key, _NEUTRAL_VALUES.get(key.removeprefix(prefix)))
 
-    metadata.require("split.count", 1)
+    if metadata.get("split.count") != 0:  # what llama.cpp writes into a file it merged
+        metadata.require("split.count", 1)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise CheckpointError(f"{source}: tensor token_embd.weight is missing")
@@ -75,7 +76,6 @@ def read_model_config(file: GgufFile) -> ModelConfig:
     rope_theta = _float32(metadata.number(prefix + "rope.freq_base", 10_000.0))
     try:
         return ModelConfig(
-            name=source.stem,
             vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=metadata.integer(prefix + "feed_forward_length"),

@@ -59,7 +59,6 @@ def read_huggingface_config(folder: Path) -> HuggingFaceConfig:
     rope_theta, rope_scaling = _rope(text)
     try:
         model = ModelConfig(
-            name=folder.resolve().name,
             vocab_size=text.integer("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=text.integer("intermediate_size"),

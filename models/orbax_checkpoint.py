@@ -27,7 +27,7 @@ from .metadata import CheckpointError, check_token_ids, read_json
 from .stored_tensors import ShardingOf
 
 DESCRIPTION_FILE = "octavo.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _PARAMETERS = "parameters"
 _TOKENIZER = "tokenizer"
 _TOKENIZER_GGUF = "tokenizer.gguf"

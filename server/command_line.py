@@ -13,6 +13,7 @@ from absl import flags
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 class CommandError(Exception):

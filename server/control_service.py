@@ -57,6 +57,7 @@ class ControlService:
             prompt_tokens_total=load.prompt_tokens_total,
             output_tokens_total=load.output_tokens_total,
             compile_events_since_ready=model.compile_events_since_ready(),
+            finished_total={reason.value: count for reason, count in load.finished_total.items()},
         )
 
     async def Abort(

@@ -5,6 +5,7 @@ A sampling flag that is not given is not sent, so the server's documented defaul
 
 import functools
 import importlib
+import secrets
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -136,17 +137,25 @@ def connected(values: flags.FlagValues) -> Generator[grpc.Channel]:
         with open_channel(values.server) as channel:
             yield channel
         return
-    options = model_options(values, _LOCAL_FIELDS, max_num_seqs=_LOCAL_MAX_NUM_SEQS)
+    options = model_options(
+        values,
+        _LOCAL_FIELDS,
+        max_num_seqs=_LOCAL_MAX_NUM_SEQS,
+        seed=secrets.randbits(64),  # an engine that lives for one command says something new
+    )
     # Imported late: JAX takes a second, and a remote server's client needs none of it.
     load_model = importlib.import_module(".model_loading", __package__).load_model
     local_server = importlib.import_module(".local_server", __package__).local_server
     display = ProgressDisplay(sys.stderr)
-    with (
-        local_server(functools.partial(load_model, options), display) as address,
-        open_channel(address) as channel,
-    ):
-        display.close()
-        yield channel
+    try:
+        with (
+            local_server(functools.partial(load_model, options), display) as address,
+            open_channel(address) as channel,
+        ):
+            display.close()
+            yield channel
+    finally:
+        display.close()  # if loading failed: what went wrong is said on a line of its own
 
 
 def command_error(

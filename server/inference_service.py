@@ -11,7 +11,7 @@ from . import octavo_pb2 as pb
 from .concurrency import ConcurrencyGate
 from .conversion import field_path, sampling_params
 from .lifecycle import Lifecycle
-from .prompts import prompt_token_ids
+from .prompts import MAX_DETOKENIZE_IDS, prompt_token_ids
 from .reply import Reply
 from .served_model import ServedModel
 from .status import CallContext, Refusal, invalid
@@ -98,6 +98,12 @@ class InferenceService:
         """The text of ids."""
         with self._gate.enter():
             model = self._lifecycle.model_for(request.model)
+            num_ids = len(request.token_ids.ids)
+            if num_ids > MAX_DETOKENIZE_IDS:
+                raise invalid(
+                    "token_ids",
+                    f"token_ids has {num_ids} ids; it must have at most {MAX_DETOKENIZE_IDS}",
+                )
             skip_special_tokens = _or_true(request, "skip_special_tokens")
             text = await asyncio.to_thread(_decode, model, request.token_ids, skip_special_tokens)
             return pb.DetokenizeResponse(text=text)

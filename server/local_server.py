@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from .progress import OnProgress
 from .server import Server, ServerConfig
-from .serving import SWITCH_INTERVAL_S, Loader
+from .serving import ENGINE_END_S, SWITCH_INTERVAL_S, Loader
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def local_server(load: Loader, on_progress: OnProgress) -> Generator[str]:
             yield f"127.0.0.1:{port}"
         finally:
             model.engine.stop()
-            model.engine.join()
+            model.engine.join(ENGINE_END_S)
     finally:
         on_loop(server.stop())
         loop.call_soon_threadsafe(loop.stop)

@@ -6,12 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .command_line import EXIT_USAGE, run_command
+from .command_line import EXIT_INTERRUPTED, EXIT_USAGE, run_command
 
 # Commands are imported when they run: some bring JAX, which takes a second to import.
 COMMANDS = ("serve", "generate", "chat", "fetch", "convert")
 
-_EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 _USAGE = """\
@@ -57,4 +56,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # are queued.
         sys.stdout.flush()
         print("interrupted", file=sys.stderr, flush=True)
-        os._exit(_EXIT_INTERRUPTED)
+        os._exit(EXIT_INTERRUPTED)

@@ -285,7 +285,14 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_queued", "num_usable_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready")
+    __slots__ = ("num_running", "num_queued", "num_usable_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready", "finished_total")
+    class FinishedTotalEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_USABLE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +303,7 @@ class GetLoadResponse(_message.Message):
     PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     COMPILE_EVENTS_SINCE_READY_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_queued: int
     num_usable_pages: int
@@ -306,7 +314,8 @@ class GetLoadResponse(_message.Message):
     prompt_tokens_total: int
     output_tokens_total: int
     compile_events_since_ready: int
-    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_usable_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ...) -> None: ...
+    finished_total: _containers.ScalarMap[str, int]
+    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_usable_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ..., finished_total: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -22,11 +22,13 @@ class ProgressDisplay:
         self._stream = stream
         self._is_terminal = stream.isatty()
         self._last = ("", -1)
+        self._is_shown = False
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Shows this state."""
         if self._is_terminal:
             self._stream.write(f"\r\x1b[K{describe(stage, done, total)}")
+            self._is_shown = True
         else:
             # A log file needs no line for each of many parts.
             part = (stage, done * _PLAIN_LINES_PER_STAGE // total if total else 0)
@@ -37,7 +39,8 @@ class ProgressDisplay:
         self._stream.flush()
 
     def close(self) -> None:
-        """Takes the line off a terminal."""
-        if self._is_terminal:
+        """Takes the line off a terminal, if one is on it."""
+        if self._is_shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
+            self._is_shown = False

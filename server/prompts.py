@@ -16,6 +16,9 @@ thousand empty messages takes seconds too."""
 MAX_TEXT_BYTES = 1 << 20
 """Text and chats are tokenised before their length in tokens is known, so bytes bound the work."""
 
+MAX_DETOKENIZE_IDS = 1 << 18
+"""Ids are looked at one by one, and each may stand for many bytes. That many are about a MiB."""
+
 
 async def prompt_token_ids(
     request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel

@@ -77,6 +77,8 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
         )
     except OSError as error:
         raise CommandError(str(error)) from error
+    finally:
+        display.close()  # what went wrong is said on a line of its own
     if not is_drained:
         # Loading or running goes on in threads that a normal exit would wait for.
         sys.stdout.flush()

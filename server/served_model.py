@@ -32,8 +32,8 @@ class EngineClient(Protocol):
     def stop(self) -> None:
         """Begins to end the engine and whatever it still runs."""
 
-    def join(self) -> bool:
-        """Waits until it has ended."""
+    def join(self, timeout_s: float) -> bool:
+        """Waits until it has ended; False if it has not by then."""
 
 
 @runtime_checkable

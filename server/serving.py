@@ -25,6 +25,10 @@ SWITCH_INTERVAL_S = 1e-4
 GRACE_S = 1.0
 """How long the end of a call may take to reach its client when the server is about to go."""
 
+ENGINE_END_S = 10.0
+"""How long a stopped engine may take to end: it reads the step that is under way. One that hangs
+in a step never does, and must not keep the process."""
+
 
 async def serve_until_stopped(
     config: ServerConfig,
@@ -44,7 +48,8 @@ async def serve_until_stopped(
       announce: Gets the READY line.
 
     Returns:
-      True if a model was served and every request has ended; False if a signal cut that short.
+      True if a model was served, every request has ended, and so has the engine; False if a signal
+      cut that short or the engine hangs: its threads may still run.
 
     Raises:
       OSError: The port cannot be had.
@@ -88,9 +93,7 @@ async def serve_until_stopped(
         # The last event is with the transport; its status may not be yet.
         await server.stop(GRACE_S)
         model.engine.stop()
-        if is_drained:
-            await asyncio.to_thread(model.engine.join)
-        return is_drained
+        return is_drained and await _in_thread(lambda: model.engine.join(ENGINE_END_S))
     finally:
         await server.stop()
 

@@ -12,7 +12,6 @@ from octavo.configs.model_config import ModelConfig, RopeScaling
 pytestmark = pytest.mark.usefixtures("types_unchecked")
 
 LEGAL: dict[str, Any] = {
-    "name": "tiny",
     "vocab_size": 128,
     "hidden_size": 32,
     "intermediate_size": 64,

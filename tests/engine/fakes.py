@@ -260,6 +260,11 @@ def request(
     )
 
 
+def add_request(engine: Engine, request: Request) -> None:
+    """As EngineThread does, but for what it checks against other requests."""
+    engine.add(admit(request, engine.config, engine.limits))
+
+
 @dataclass
 class Answer:
     """What a request brought in all."""

@@ -174,7 +174,6 @@ def test_picked_seeds_depend_on_engine_and_ordinal_only():
 
 def _model(max_position: int) -> ModelConfig:
     return ModelConfig(
-        name="m",
         vocab_size=V,
         hidden_size=8,
         intermediate_size=8,

@@ -19,7 +19,7 @@ from octavo.engine.engine_thread import EngineThread
 from octavo.engine.request import FinishReason, Request, RequestOutput
 
 from .conftest import Model
-from .fakes import Answer, collect, finish, request, step
+from .fakes import Answer, add_request, collect, finish, request, step
 from .naive import NaiveRun, assert_agrees, generate
 
 NUM_NEIGHBOURS = 24
@@ -95,11 +95,11 @@ def test_a_thousand_cancellations(tiny_engine: Engine, neighbours: list[tuple[Re
         if rng.random() < 0.3:
             one, run = rng.choice(neighbours)
             name = f"neighbour {num_added}"
-            tiny_engine.add_request(_renamed(one, name))
+            add_request(tiny_engine, _renamed(one, name))
             expected[name] = one, run
         else:
             victims.append(f"victim {num_added}")
-            tiny_engine.add_request(_random_request(rng, victims[-1]))
+            add_request(tiny_engine, _random_request(rng, victims[-1]))
         for _ in range(rng.choice([0, 0, 1, 3, 6])):
             step(tiny_engine, answers)
         victims = [name for name in victims if name in tiny_engine._scheduler.live]

@@ -18,7 +18,7 @@ from octavo.engine.request import FinishReason, Request
 from octavo.engine.step_shapes import StepKey, StepShapes
 
 from .conftest import TINY_ENGINE
-from .fakes import Answer, request, step
+from .fakes import Answer, add_request, request, step
 
 NUM_REQUESTS = 1000
 MAX_MODEL_LEN = TINY_ENGINE.max_model_len or 0
@@ -86,7 +86,7 @@ def test_a_thousand_requests_of_every_kind_compile_and_leak_nothing(tiny_engine:
             for _ in range(rng.choice([1, 1, 2, 5, 40])):
                 one = _random_request(rng, len(wanted), engine.limits.vocab_size)
                 wanted[one.request_id] = one
-                engine.add_request(one)
+                add_request(engine, one)
         if engine.has_work and rng.random() < 0.02:
             engine.abort(rng.choice([*wanted]))
         step(engine, answers)

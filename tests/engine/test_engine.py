@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from octavo.engine import packing
-from octavo.engine.admission import EngineUnavailable, InvalidRequest, Overloaded
+from octavo.engine.admission import InvalidRequest
 from octavo.engine.engine import Engine
 from octavo.engine.request import FinishReason, Request, RequestOutput
 
@@ -21,6 +21,7 @@ from .fakes import (
     Answer,
     Clock,
     FakeExecutor,
+    add_request,
     collect,
     fake_engine,
     finish,
@@ -47,7 +48,7 @@ def test_tokens_do_not_depend_on_chunk_and_page_size(chunk: int, page_size: int)
     engine, _ = fake_engine(config, num_pages=100)
     wanted = [request(f"r{n}", range(n), max_tokens=n, logprobs=True) for n in (1, 2, 7, 16, 33)]
     for one in wanted:
-        engine.add_request(one)
+        add_request(engine, one)
     answers = finish(engine)
     assert answers == {one.request_id: _expected(engine, one) for one in wanted}
 
@@ -83,7 +84,7 @@ def _random_run(seed: int) -> tuple[Engine, FakeExecutor]:
         if rng.random() < 0.5 and len(wanted) < 20:
             one = _random_request(rng, f"r{number}", engine.limits.max_model_len)
             wanted[one.request_id] = one
-            engine.add_request(one)
+            add_request(engine, one)
         if wanted and rng.random() < 0.06:
             engine.abort(rng.choice(list(wanted)))
         step(engine, answers)
@@ -130,7 +131,7 @@ def test_a_step_is_dispatched_before_the_one_before_it_is_read():
     """Fails if the host reads a result while the device has nothing to do."""
     engine, executor = fake_engine()
     for number in range(6):
-        engine.add_request(_long(f"r{number}", num_prompt=11, max_tokens=7))
+        add_request(engine, _long(f"r{number}", num_prompt=11, max_tokens=7))
     finish(engine)
     last = executor.log[-1][1]
     for number in range(last):
@@ -147,7 +148,7 @@ def test_a_preempted_request_continues_where_it_was():
     ]
     outputs: list[RequestOutput] = []
     for one in wanted:
-        engine.add_request(one)
+        add_request(engine, one)
     while engine.has_work:
         outputs += engine.step()
         engine.check()
@@ -168,9 +169,9 @@ def test_a_prompt_preempted_between_chunks_gives_its_log_probabilities_once():
     early = request("early", range(3), max_tokens=34, seed=1)
     late = request("late", range(30), max_tokens=2, seed=2, prompt_logprobs=True)
     answers: dict[str, Answer] = {}
-    engine.add_request(early)
+    add_request(engine, early)
     step(engine, answers)
-    engine.add_request(late)
+    add_request(engine, late)
     while engine.load().preemptions_total == 0:
         step(engine, answers)
     assert 0 < len(answers["late"].prompt_logprobs) < 29
@@ -181,7 +182,7 @@ def test_a_prompt_preempted_between_chunks_gives_its_log_probabilities_once():
 def test_a_result_of_an_earlier_stay_in_a_slot_is_dropped():
     """Today no request comes back while a chunk of it is unread; deeper pipelines would do that."""
     engine, _ = fake_engine(small_config(prefill_chunk_tokens=4))
-    engine.add_request(request("a", range(12), max_tokens=2, prompt_logprobs=True))
+    add_request(engine, request("a", range(12), max_tokens=2, prompt_logprobs=True))
     engine.step()
     (state,) = engine._scheduler.running
     state.generation += 1
@@ -204,7 +205,7 @@ def test_the_earliest_of_stop_id_and_limit_ends_the_output(max_tokens: int):
     output = _greedy_output(prompt, 4)
     assert output[3] not in output[:3]
     engine, _ = fake_engine()
-    engine.add_request(request("a", prompt, max_tokens=max_tokens, stop_token_ids=(output[3],)))
+    add_request(engine, request("a", prompt, max_tokens=max_tokens, stop_token_ids=(output[3],)))
     answer = finish(engine)["a"]
     if max_tokens == 3:
         assert answer == Answer(token_ids=output[:3], finish_reason=FinishReason.LENGTH)
@@ -220,7 +221,7 @@ def test_end_of_sequence_ends_unless_ignored(ignore_eos: bool, ends: bool):
     pairs = itertools.product(range(VOCAB_SIZE), repeat=2)
     prompt = next(pair for pair in pairs if next_token(pair, None) == EOS)
     engine, _ = fake_engine()
-    engine.add_request(request("a", prompt, max_tokens=2, ignore_eos=ignore_eos))
+    add_request(engine, request("a", prompt, max_tokens=2, ignore_eos=ignore_eos))
     answer = finish(engine)["a"]
     assert (answer.stop_token_id == EOS) is ends
     assert len(answer.token_ids) == (1 if ends else 2)
@@ -232,7 +233,7 @@ def test_unseeded_requests_differ_and_repeat():
     for engine_seed in (0, 0, 1):
         engine, _ = fake_engine(small_config(seed=engine_seed))
         for number in range(3):
-            engine.add_request(request(f"r{number}", (1,), max_tokens=8, temperature=1.0))
+            add_request(engine, request(f"r{number}", (1,), max_tokens=8, temperature=1.0))
         runs.append([answer.token_ids for answer in finish(engine).values()])
     assert runs[0] == runs[1]
     assert len({tuple(tokens) for run in (runs[0], runs[2]) for tokens in run}) == 6
@@ -242,14 +243,14 @@ def test_a_decode_row_is_in_every_step_beside_a_long_prompt():
     """Kind 5.5: a prompt of 50 chunks; a stream that runs; a short prompt behind the long one."""
     engine, _ = fake_engine(num_pages=200)
     answers: dict[str, Answer] = {}
-    engine.add_request(request("stream", (1,), max_tokens=70))
+    add_request(engine, request("stream", (1,), max_tokens=70))
     step(engine, answers)
     step(engine, answers)
-    engine.add_request(request("long", [n % 9 for n in range(400)], max_tokens=2))
+    add_request(engine, request("long", [n % 9 for n in range(400)], max_tokens=2))
     first_tokens: dict[str, int] = {}
     for number in range(60):
         if number == 3:
-            engine.add_request(request("short", (2, 3), max_tokens=2))
+            add_request(engine, request("short", (2, 3), max_tokens=2))
         outputs = engine.step()
         brought = {output.request_id for output in outputs if output.token_ids}
         assert "stream" in brought, "a step without a token for what decodes"
@@ -263,12 +264,12 @@ def test_a_request_larger_than_the_pool_is_refused_and_others_proceed():
     """Kind 5.1: queued, it would wait at the head for ever."""
     engine, _ = fake_engine(num_pages=9)  # 32 tokens, and the last one of an output
     with pytest.raises(InvalidRequest, match="prompt_token_ids is 33"):
-        engine.add_request(request("prompt", [1] * 33, max_tokens=1))
+        add_request(engine, request("prompt", [1] * 33, max_tokens=1))
     with pytest.raises(InvalidRequest, match="max_tokens is 31"):
-        engine.add_request(request("growth", [1] * 3, max_tokens=31))
+        add_request(engine, request("growth", [1] * 3, max_tokens=31))
     wanted = [request("all", [1] * 3, max_tokens=30), *(_long(f"r{n}", 5, 5) for n in range(5))]
     for one in wanted:
-        engine.add_request(one)
+        add_request(engine, one)
     assert finish(engine) == {one.request_id: _expected(engine, one) for one in wanted}
 
 
@@ -278,14 +279,14 @@ def test_cancelling_everything_leaves_an_engine_that_answers():
     for round_number in range(5):
         answers: dict[str, Answer] = {}
         for number in range(20):
-            engine.add_request(_long(f"r{number}", max_tokens=30))
+            add_request(engine, _long(f"r{number}", max_tokens=30))
         for _ in range(5 + round_number):
             step(engine, answers)
         for number in range(20):
             assert engine.abort(f"r{number}")
             assert not engine.abort(f"r{number}"), "an abort must be idempotent"
         probe = _long("probe", max_tokens=12)
-        engine.add_request(probe)
+        add_request(engine, probe)
         finish(engine, answers)
         assert answers["probe"] == _expected(engine, probe)
         reasons = {a.finish_reason for name, a in answers.items() if name != "probe"}
@@ -297,7 +298,7 @@ def test_cancelling_everything_leaves_an_engine_that_answers():
 def test_an_abort_frees_everything_before_the_next_step(num_steps: int):
     """Kind 6.1."""
     engine, executor = fake_engine()
-    engine.add_request(_long("a", num_prompt=20))
+    add_request(engine, _long("a", num_prompt=20))
     for _ in range(num_steps):
         engine.step()
     num_dispatched = len(executor.keys)
@@ -313,12 +314,12 @@ def test_a_late_result_never_reaches_a_new_request_with_the_same_id():
     """One behind: the step in flight carries tokens of the request that was aborted."""
     engine, _ = fake_engine()
     answers: dict[str, Answer] = {}
-    engine.add_request(request("a", (1, 2), max_tokens=20))
+    add_request(engine, request("a", (1, 2), max_tokens=20))
     for _ in range(4):
         step(engine, {})
     engine.abort("a")
     again = request("a", (3, 4), max_tokens=20)
-    engine.add_request(again)
+    add_request(engine, again)
     (cancelled,) = engine.step()
     assert cancelled.finish_reason is FinishReason.CANCELLED
     assert cancelled.token_ids == ()
@@ -330,8 +331,8 @@ def test_a_deadline_ends_a_request_in_any_phase(num_steps: int):
     clock = Clock()
     engine, _ = fake_engine(clock=clock)
     answers: dict[str, Answer] = {}
-    engine.add_request(request("a", range(12), max_tokens=20, deadline_s=5.0))
-    engine.add_request(_long("b"))
+    add_request(engine, request("a", range(12), max_tokens=20, deadline_s=5.0))
+    add_request(engine, _long("b"))
     for _ in range(num_steps):
         step(engine, answers)
     clock.now_s = 5.0
@@ -344,7 +345,7 @@ def test_a_deadline_is_never_reported_as_the_limit():
     """The last token is in flight when the deadline passes."""
     clock = Clock()
     engine, _ = fake_engine(clock=clock)
-    engine.add_request(request("a", max_tokens=1, deadline_s=1.0))
+    add_request(engine, request("a", max_tokens=1, deadline_s=1.0))
     engine.step()
     clock.now_s = 1.0
     (last,) = engine.step()
@@ -354,7 +355,7 @@ def test_a_deadline_is_never_reported_as_the_limit():
 def test_timings_are_in_order_and_on_the_engines_clock():
     clock = Clock()
     engine, _ = fake_engine(clock=clock)
-    engine.add_request(request("a", range(12), max_tokens=2))
+    add_request(engine, request("a", range(12), max_tokens=2))
     last: list[RequestOutput] = []
     while engine.has_work:
         clock.now_s += 1
@@ -366,17 +367,6 @@ def test_timings_are_in_order_and_on_the_engines_clock():
     assert (timings.first_token_s, timings.finished_s) == (3.0, 4.0)
 
 
-def test_a_live_id_and_a_full_queue_are_refused():
-    engine, _ = fake_engine(small_config(max_num_seqs=1, max_num_queued=1))
-    engine.add_request(_long("a"))
-    with pytest.raises(InvalidRequest, match="request_id is 'a'"):
-        engine.add_request(_long("a"))
-    engine.add_request(_long("b"))
-    with pytest.raises(Overloaded):
-        engine.add_request(_long("c"))
-    assert set(finish(engine)) == {"a", "b"}
-
-
 @pytest.mark.parametrize("kind", ["dispatch", "fetch"])
 @pytest.mark.parametrize("number", [0, 2, 5])
 def test_a_step_that_fails_ends_all_requests_and_the_engine(kind: str, number: int):
@@ -384,7 +374,7 @@ def test_a_step_that_fails_ends_all_requests_and_the_engine(kind: str, number: i
     engine, executor = fake_engine()
     (executor.fail_dispatch if kind == "dispatch" else executor.fail_fetch).add(number)
     for name in "abcdef":
-        engine.add_request(_long(name, num_prompt=9))
+        add_request(engine, _long(name, num_prompt=9))
     outputs: list[RequestOutput] = []
     while engine.has_work:
         outputs += engine.step()
@@ -397,9 +387,10 @@ def test_a_step_that_fails_ends_all_requests_and_the_engine(kind: str, number: i
     assert isinstance(engine.failure, RuntimeError)
     assert engine.load().failed
     assert executor.log[-1] == (kind, number), "the device was used after it failed"
-    with pytest.raises(EngineUnavailable):
-        engine.add_request(_long("g"))
-    assert engine.step() == []
+    add_request(engine, _long("g"))
+    (late,) = engine.step()
+    assert (late.finish_reason, late.error) == (FinishReason.ERROR, "the engine has failed")
+    assert executor.log[-1] == (kind, number), "the device was used after it failed"
 
 
 def test_a_row_that_the_device_dropped_ends_its_own_request_only(
@@ -408,7 +399,7 @@ def test_a_row_that_the_device_dropped_ends_its_own_request_only(
     engine, executor = fake_engine()
     wanted = [_long(name, num_prompt=2, max_tokens=9) for name in "ab"]
     for one in wanted:
-        engine.add_request(one)
+        add_request(engine, one)
     fetch = executor.fetch
 
     def fetch_without_first_row(result: tuple[int, np.ndarray]) -> np.ndarray:

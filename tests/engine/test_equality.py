@@ -17,7 +17,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.request import Request
 
 from .conftest import Model
-from .fakes import Answer, finish, request
+from .fakes import Answer, add_request, finish, request
 from .naive import NaiveRun, assert_agrees, generate
 
 NUM_REQUESTS = 64
@@ -99,13 +99,13 @@ def assert_equal_however_it_runs(
 ) -> None:
     poison(engine)
     for one in requests:
-        engine.add_request(one)
+        add_request(engine, one)
     together = finish(engine)
     assert_page_zero_is_zero(engine)
     assert engine.load().preemptions_total >= 8
     alone: dict[str, Answer] = {}
     for one in requests:
-        engine.add_request(one)
+        add_request(engine, one)
         alone |= finish(engine)
     num_close_calls = 0
     for one in requests:

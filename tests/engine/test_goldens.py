@@ -13,7 +13,7 @@ import pytest
 
 from octavo.engine.engine import Engine
 
-from .fakes import Answer, finish, request
+from .fakes import Answer, add_request, finish, request
 
 CLEAR_GAP = 0.01  # where the two best logits are closer, two correct programs may differ
 LOGPROB_ERROR = 1e-3
@@ -28,7 +28,7 @@ def goldens() -> list[dict[str, Any]]:
 def run(engine: Engine, goldens: list[dict[str, Any]], **sampling: Any) -> list[Answer]:
     """Greedy answers to all prompts, sent at once."""
     for number, golden in enumerate(goldens):
-        engine.add_request(request(str(number), golden["prompt_ids"], **sampling))
+        add_request(engine, request(str(number), golden["prompt_ids"], **sampling))
     answers = finish(engine)
     return [answers[str(number)] for number in range(len(goldens))]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from octavo.engine import packing
-from octavo.engine.packing import Sample, UploadLayout, pack, result_size, unpack
-from octavo.engine.request import PageEntry, PrefillChunk, RequestState, Schedule
+from octavo.engine.packing import Sample, UploadLayout, pack, unpack
+from octavo.engine.schedule import PageEntry, PrefillChunk, RequestState, Schedule
 from octavo.engine.step_shapes import StepKey
 
 from .fakes import request
@@ -170,7 +170,7 @@ def test_every_upload_is_an_array_of_its_own():
 
 def test_a_result_comes_apart_into_samples_and_scores():
     key = StepKey(2, 3)
-    result = np.zeros(result_size(key), np.int32)
+    result = np.zeros(key.samples * packing.SAMPLE_COLUMNS + key.chunk, np.int32)
     samples = [
         Sample(5, packing.VALID, -0.25),
         Sample(0, 0, 0.0),

@@ -146,6 +146,7 @@ def test_few_survivors_are_drawn_without_a_pass_over_the_vocabulary():
         (Rule(top_p=0.5), 64),
         (Rule(top_p=0.75), 96),
         (Rule(top_p=1e-6), 1),
+        (Rule(top_k=100, top_p=1e-300), 1),  # 0 in float32
         (Rule(top_p=0.999999), 128),
         (Rule(top_k=100, top_p=0.5), 50),  # renormalised: half of the 100, not 64
         (Rule(top_k=32, top_p=0.25, min_p=1.0), 8),

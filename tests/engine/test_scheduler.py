@@ -8,7 +8,7 @@ import pytest
 
 from octavo.configs.engine_config import EngineConfig
 from octavo.engine.packing import UploadLayout
-from octavo.engine.request import RequestState, Schedule
+from octavo.engine.schedule import RequestState, Schedule
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.step_shapes import MAX_SEGMENTS, StepShapes
 
@@ -272,6 +272,17 @@ def test_a_stop_that_is_read_frees_slot_and_pages():
     driver.step(is_stop=lambda state: True)
     assert driver.scheduler.pool.num_free == 8
     assert not driver.step().decodes
+
+
+def test_deadlines_of_ended_requests_are_not_kept_for_days():
+    """A client's deadline may be a day; a server takes millions of requests by then."""
+    driver = Driver(small_config(), 9)
+    driver.add(live := state("live", 2, 2, deadline_s=7.0))
+    for number in range(1000):
+        driver.add(ended := state(f"r{number}", 2, 2, deadline_s=1e6))
+        driver.scheduler.remove(ended)
+        driver.scheduler.check()  # bounds them
+    assert driver.scheduler.expired(7.0) == [live]
 
 
 def test_expired_at_the_deadline_not_before():

@@ -18,7 +18,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.step_shapes import StepKey, StepShapes
 
 from .conftest import Model
-from .fakes import finish, request
+from .fakes import add_request, finish, request
 
 # All ways from a JAX array to the host, and to learn whether it is there. int(), float() and
 # indexing by an int come down to these; so do np.asarray, np.array and jax.device_get.
@@ -66,7 +66,7 @@ def add_requests(engine: Engine) -> None:
         (60, {"temperature": 0.8, "seed": 3}),
     ]
     for number, (num_prompt, sampling) in enumerate(kinds * 2):
-        engine.add_request(request(str(number), range(num_prompt), max_tokens=12, **sampling))
+        add_request(engine, request(str(number), range(num_prompt), max_tokens=12, **sampling))
 
 
 def crossings_per_step(engine: Engine, log: list[str]) -> list[list[str]]:
@@ -201,7 +201,7 @@ def test_a_step_is_read_only_after_the_next_is_dispatched(
 
 def test_nothing_that_was_donated_is_left(tiny_engine: Engine):
     """Else the step would hold two copies of the pages, and copy one to the other."""
-    tiny_engine.add_request(request("r", range(20), max_tokens=3))
+    add_request(tiny_engine, request("r", range(20), max_tokens=3))
     while tiny_engine.has_work:
         before = list(tiny_engine._executor._state)
         num_steps = tiny_engine.load().steps_total

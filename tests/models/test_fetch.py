@@ -43,6 +43,12 @@ def test_a_cached_file_needs_no_source(tmp_path: Path) -> None:
     assert fetch_file(FILE, (), tmp_path) == tmp_path / FILE.name
 
 
+def test_a_cache_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FetchError, match=r"the cache cannot be used: .*Not a directory"):
+        fetch_file(FILE, (), tmp_path / "file" / "models")
+
+
 def test_the_cache_directory_comes_from_the_environment(tmp_path: Path) -> None:
     assert default_cache_dir({"OCTAVO_CACHE": str(tmp_path)}) == tmp_path
     assert default_cache_dir({}) == Path.home() / ".cache" / "octavo"

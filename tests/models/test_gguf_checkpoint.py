@@ -107,6 +107,12 @@ def test_a_type_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
         load(path)
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_file_that_was_split_once_and_is_whole(count: int, tmp_path: Path) -> None:
+    """llama.cpp writes 0 into what it merged from parts."""
+    load(write_gguf(tmp_path / "tiny.gguf", CONFIG, TENSORS, changes={"split.count": count}))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

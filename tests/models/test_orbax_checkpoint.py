@@ -269,7 +269,7 @@ def test_lost_parameters_are_named(native: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 2}, r"format_version is 2; it must be 1; convert the model again"),
+        ({"format_version": 1}, r"format_version is 1; it must be 2; convert the model again"),
         ({"format_version": None}, r"format_version is missing"),
         ({"config": {"name": "x"}}, r"config is no model config"),
         ({"config": None}, r"config is no model config"),

@@ -36,7 +36,6 @@ CHAT_TEMPLATE = (
 def tiny_config(**changes: Any) -> ModelConfig:
     """Two layers of four query heads on two kv heads; every dimension differs where it may."""
     values: dict[str, Any] = {
-        "name": "tiny",
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
         "intermediate_size": 96,

@@ -15,11 +15,12 @@ from .fakes import FakeEngine, OnOutputs, served
 STEP_S = 0.02
 
 
-def main(load_s: float, drain_timeout_s: float) -> int:
+def main(load_s: float, drain_timeout_s: float, hangs: bool) -> int:
     def load(on_outputs: OnOutputs, on_progress: OnProgress) -> ServedModel:
         on_progress("compiling", 12, 20)
         time.sleep(load_s)
         engine = FakeEngine(on_outputs)
+        engine.hangs = hangs
 
         def run() -> None:
             while not engine.is_stopped:
@@ -45,4 +46,4 @@ def main(load_s: float, drain_timeout_s: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]), float(sys.argv[2])))
+    sys.exit(main(float(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "hangs"))

@@ -16,10 +16,10 @@ from octavo.engine.request import (
     Load,
     Request,
     RequestOutput,
-    RequestState,
     SamplingParams,
     Timings,
 )
+from octavo.engine.schedule import RequestState
 from octavo.server.served_model import ServedModel
 
 EOS = 256
@@ -59,6 +59,7 @@ class FakeEngine:
         self._live: dict[str, RequestState] = {}
         self._ending: dict[str, FinishReason] = {}
         self._lock = threading.Lock()
+        self.hangs = False  # in a step, so that it never ends
 
     def submit(self, request: Request) -> None:
         with self._lock:
@@ -94,7 +95,7 @@ class FakeEngine:
             preemptions_total=0,
             prompt_tokens_total=sum(len(request.prompt_token_ids) for request in self.submitted),
             output_tokens_total=0,
-            finished_total={},
+            finished_total={FinishReason.STOP: 2},
             progress_s=self.progress_s,
             failed=self.failed,
         )
@@ -102,8 +103,8 @@ class FakeEngine:
     def stop(self) -> None:
         self.is_stopped = True
 
-    def join(self) -> bool:
-        return self.is_stopped
+    def join(self, timeout_s: float) -> bool:
+        return self.is_stopped and not self.hangs
 
     def step(self, num_steps: int = 1) -> None:
         for _ in range(num_steps):

@@ -37,5 +37,8 @@ def server_process(command: list[str], *, wait: bool = True) -> Generator[Server
         process.communicate()
 
 
-def fake_server_command(*, load_s: float = 0, drain_timeout_s: float = 30) -> list[str]:
-    return [sys.executable, "-m", "tests.server.fake_serve", str(load_s), str(drain_timeout_s)]
+def fake_server_command(
+    *, load_s: float = 0, drain_timeout_s: float = 30, hangs: bool = False
+) -> list[str]:
+    command = [sys.executable, "-m", "tests.server.fake_serve", str(load_s), str(drain_timeout_s)]
+    return [*command, "hangs" if hangs else "ends"]

@@ -13,6 +13,7 @@ from octavo.server import call_interceptor
 from octavo.server import octavo_pb2 as pb
 from octavo.server.concurrency import ConcurrencyGate
 from octavo.server.inference_service import InferenceService
+from octavo.server.prompts import MAX_DETOKENIZE_IDS
 from octavo.server.reply import Reply
 from octavo.server.server import MAX_RECEIVE_BYTES
 from octavo.server.status import Refusal
@@ -507,6 +508,19 @@ def test_tokenize_and_detokenize_are_inverse() -> None:
                     at.inference.Detokenize(pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=[bad])))
                 )
                 assert field_of(error) == "token_ids"
+
+    asyncio.run(scenario())
+
+
+def test_detokenize_refuses_more_ids_than_it_is_worth_looking_at() -> None:
+    async def scenario() -> None:
+        async with running() as at:
+            ids = pb.TokenIds(ids=[97] * (MAX_DETOKENIZE_IDS + 1))
+            error = await refused(at.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids)))
+            assert field_of(error) == "token_ids"
+            del ids.ids[0]
+            answer = await at.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))
+            assert answer.text == "a" * MAX_DETOKENIZE_IDS
 
     asyncio.run(scenario())
 

@@ -73,6 +73,19 @@ def test_a_signal_while_compiling_ends_it(
         assert server.process.communicate() == ("", "")
 
 
+def test_ctrl_c_while_compiling_for_one_answer(default_model_path: Path, tmp_path: Path) -> None:
+    """Fails if it waits for compilations that are queued: some tens of seconds."""
+    generate = [*OCTAVO, "generate", f"--model={default_model_path}", "--prompt=a"]
+    generate += [f"--compilation_cache_dir={tmp_path}", "--num_pages=64"]
+    with server_process(generate, wait=False) as one:
+        assert one.process.stderr is not None
+        while "compiling" not in one.process.stderr.readline():
+            assert one.process.poll() is None
+        one.process.send_signal(signal.SIGINT)
+        assert one.process.wait(timeout=5) == 130
+        assert one.process.communicate() == ("", "interrupted\n")
+
+
 @pytest.mark.full
 def test_generate_without_a_server(default_model_path: Path) -> None:
     out = octavo(

@@ -114,6 +114,7 @@ def test_model_info_and_load() -> None:
                 num_streams=3,
                 steps_total=2,
                 prompt_tokens_total=15,
+                finished_total={"stop": 2},
             )
 
     asyncio.run(scenario())

@@ -94,6 +94,12 @@ def test_a_second_signal_stops_at_once() -> None:
         assert "Traceback" not in server.process.stderr.read()
 
 
+def test_an_engine_that_hangs_does_not_keep_the_process() -> None:
+    with server_process(fake_server_command(hangs=True)) as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=10) == 1
+
+
 def test_a_signal_while_loading_does_not_wait_for_the_model() -> None:
     with server_process(fake_server_command(load_s=60), wait=False) as server:
         assert server.process.stderr is not None
