@@ -287,6 +287,17 @@ def test_stop_ends_every_request_and_the_thread(rig: Rig):
     assert all(answer.finish_reason is FinishReason.ERROR for answer in answers.values())
 
 
+def test_a_step_that_hangs_is_not_waited_for(rig: Rig):
+    """Fails, by never ending, if whoever shuts down waits for the thread without a bound."""
+    rig.close_gate()
+    rig.thread.submit(request("a", max_tokens=50))
+    rig.wait_until_fetching()
+    rig.thread.stop()
+    assert not rig.thread.join(0.01)
+    rig.executor.gate.set()
+    assert rig.thread.join(WAIT_S)
+
+
 def test_a_failed_step_ends_all_requests_and_is_visible(rig: Rig):
     """Kind 1.2 and 6.7: neither streams that hang nor a health check that stays green."""
     rig.executor.fail_fetch.add(2)
