@@ -17,12 +17,13 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
-    """Converts SRC into the new folder DST."""
+    """Converts SRC into the new folder DST and prints where it is."""
     source, destination = map(Path, positionals)
     try:
         convert(source, destination, values.dtype)
     except (CheckpointError, OSError) as error:
         raise CommandError(str(error)) from error
+    print(destination)
     return 0
 
 

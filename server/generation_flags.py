@@ -132,8 +132,10 @@ def connected(values: flags.FlagValues) -> Generator[grpc.Channel]:
     """
     if values.server is not None:
         refuse_engine_flags(
-            values, _LOCAL_FIELDS, "is for a model in this process; it goes without --server"
+            values, _LOCAL_FIELDS, "is for a model in this process; leave it out, or --server"
         )
+        if "://" in values.server:
+            raise UsageError(f"--server is {values.server!r}; it must be host:port")
         with open_channel(values.server) as channel:
             yield channel
         return

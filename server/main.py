@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ commands:
   chat      talk to a model
   fetch     bring a preset's weights into the cache
   convert   write a checkpoint in the format that loads fastest
+  version   print which octavo this is
 
 `octavo COMMAND --help` explains the flags of a command."""
 
@@ -35,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if name in ("", "help", "-h", "--help"):
         print(_USAGE)
+        return 0
+    if name in ("version", "--version"):
+        print(importlib.metadata.version("octavo"))
         return 0
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)

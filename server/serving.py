@@ -44,7 +44,7 @@ async def serve_until_stopped(
       config: Where to listen.
       load: Brings the model.
       drain_timeout_s: How long running requests may go on after the first signal.
-      on_progress: Told about loading; called on any thread.
+      on_progress: Told about loading and draining; called on any thread.
       announce: Gets the READY line.
 
     Returns:
@@ -84,6 +84,8 @@ async def serve_until_stopped(
         )
         watch = asyncio.create_task(watch_engine(model.engine, server.lifecycle, time.monotonic))
         await first.wait()
+        if len(server.router):
+            on_progress(f"draining {len(server.router)} streams; a second signal stops at once", 0, 0)
         is_drained = await _before(asyncio.ensure_future(server.drain(drain_timeout_s)), second)
         watch.cancel()
         with suppress(asyncio.CancelledError):

@@ -1,5 +1,6 @@
 """The command line: help, errors in one line, and generate and chat against a (fake) server."""
 
+import importlib.metadata
 import json
 import signal
 import subprocess
@@ -29,6 +30,11 @@ def test_lists_the_commands(arguments: list[str], capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     for command in COMMANDS:
         assert f"\n  {command} " in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == main(["version"]) == 0
+    assert capsys.readouterr().out == f"{importlib.metadata.version('octavo')}\n" * 2
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -82,6 +88,7 @@ BAD_COMMAND_LINES = {
     "generate --prompt=a --seed=-1 --server=localhost:1": "--seed is -1; it must be in [0, 2**64)",
     "generate --prompt=a --stop_token_ids=-1 --server=localhost:1": "--stop_token_ids has -1",
     "generate --prompt=a --server=localhost:1 --page_size=16": "--page_size is for a model in",
+    "generate --prompt=a --server=http://localhost:1": "--server is 'http://localhost:1'; it must",
 }
 
 

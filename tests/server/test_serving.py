@@ -55,6 +55,10 @@ def test_sigterm_lets_running_streams_finish_and_takes_no_new_ones() -> None:
         assert kinds(events)[-1] == "completed"
         assert len(token_ids(events)) == 40
         assert server.process.wait(timeout=10) == 0
+        assert server.process.stderr is not None
+        assert server.process.stderr.readlines()[-1] == (
+            "draining 1 streams; a second signal stops at once\n"
+        )
 
 
 def test_what_outlasts_the_drain_gets_a_failed_event() -> None:
