@@ -3,6 +3,8 @@
 import dataclasses
 from dataclasses import dataclass
 
+MAX_LAYERS = 1024  # far beyond any model; a damaged file may say a billion, and each costs memory
+
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
@@ -71,8 +73,15 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Raises ValueError naming the field, its value and the bound."""
         for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
             if field.type is int:
-                _check_int(f"model {field.name}", getattr(self, field.name))
+                _check_int(f"model {field.name}", value)
+            if field.type is bool and not isinstance(value, bool):
+                raise ValueError(f"model {field.name} is {value!r}; it must be True or False")
+        if self.num_layers > MAX_LAYERS:
+            raise ValueError(
+                f"model num_layers is {self.num_layers}; it must be at most {MAX_LAYERS}"
+            )
         _check_float("model rope_theta", self.rope_theta, 1.0, 1e12)
         _check_float("model rms_norm_eps", self.rms_norm_eps, 1e-12, 1.0)
         if self.num_q_heads % self.num_kv_heads:

@@ -12,6 +12,7 @@ exactly once and every stored tensor is used, or it is an error that names it.
 from pathlib import Path
 
 from .checkpoint_format import Checkpoint
+from .damage import damage_named
 from .gguf_checkpoint import open_gguf_checkpoint
 from .metadata import CheckpointError
 from .orbax_checkpoint import DESCRIPTION_FILE, open_orbax_checkpoint
@@ -31,14 +32,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
       CheckpointError: There is nothing, or nothing readable, at `path`, or the model needs
         something that is not supported; the message names it.
     """
-    if not path.exists():
-        raise CheckpointError(f"{path}: does not exist")
-    if path.is_file():
-        return open_gguf_checkpoint(path)
-    if (path / DESCRIPTION_FILE).exists():
-        return open_orbax_checkpoint(path)
-    if (path / "config.json").exists():
-        return open_safetensors_checkpoint(path)
+    with damage_named(path):
+        if not path.exists():
+            raise CheckpointError(f"{path}: does not exist")
+        if path.is_file():
+            return open_gguf_checkpoint(path)
+        if (path / DESCRIPTION_FILE).exists():
+            return open_orbax_checkpoint(path)
+        if (path / "config.json").exists():
+            return open_safetensors_checkpoint(path)
     raise CheckpointError(
         f"{path}: no checkpoint: it has neither config.json (Hugging Face) nor "
         f"{DESCRIPTION_FILE} (Octavo); a GGUF model is given as the file, not its folder"

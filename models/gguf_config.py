@@ -119,8 +119,8 @@ def _rope_scaling(
     Of those, Meta's models vary only the factor, which is the largest divisor. That the four
     numbers give the stored divisors is checked, so another scheme is refused.
     """
-    if ROPE_FREQS not in file.tensors:
-        return None
+    if ROPE_FREQS not in file.tensors or not rope_theta > 0:
+        return None  # the model's config refuses such a base by name
     divisors = file.read_rows(ROPE_FREQS, slice(None)).ravel()
     if divisors.shape == (head_dim // 2,):
         if np.all(divisors == 1):

@@ -56,8 +56,8 @@ def read_huggingface_config(folder: Path) -> HuggingFaceConfig:
 
     hidden_size = text.integer("hidden_size")
     num_q_heads = text.integer("num_attention_heads")
-    rope_theta, rope_scaling = _rope(text)
     try:
+        rope_theta, rope_scaling = _rope(text)
         model = ModelConfig(
             vocab_size=text.integer("vocab_size"),
             hidden_size=hidden_size,

@@ -45,7 +45,10 @@ class Metadata:
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(key, "a number")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise self.error(key, "a number that a float can hold") from error
 
     def boolean(self, key: str, default: bool) -> bool:
         """A boolean; raises CheckpointError if it is another type."""
@@ -102,7 +105,7 @@ def read_json(path: Path, *, is_optional: bool = False) -> Metadata:
         return Metadata({}, path)
     try:
         value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds a {type(value).__name__}; it must hold an object")

@@ -117,7 +117,8 @@ def save_orbax(
       parameters: The decoder's parameters, by path.
 
     Raises:
-      CheckpointError: The destination, or what an interrupted run left beside it, exists.
+      CheckpointError: The destination, or what an interrupted run left beside it, exists, or it
+        cannot be written.
     """
     destination = destination.resolve()
     partial = destination.with_name(destination.name + ".partial")
@@ -126,10 +127,18 @@ def save_orbax(
             raise CheckpointError(f"{path}: exists already; nothing is ever overwritten")
     partial.mkdir(parents=True)
     try:
+        # Orbax finds out half-way, from many tasks at once, and its account is pages long.
+        needed, free = sum(x.nbytes for x in parameters.values()), shutil.disk_usage(partial).free
+        if free < needed:
+            raise CheckpointError(f"{destination}: needs {needed} bytes, and {free} are free")
         # Compressed, a bfloat16 model is a quarter smaller and takes twice as long to load.
         handler = ocp.PyTreeCheckpointHandler(use_compression=False)
         with ocp.Checkpointer(handler) as checkpointer:
-            checkpointer.save(partial / _PARAMETERS, args=ocp.args.PyTreeSave(dict(parameters)))
+            try:
+                tree = ocp.args.PyTreeSave(dict(parameters))
+                checkpointer.save(partial / _PARAMETERS, args=tree)
+            except Exception as error:  # whatever TensorStore makes of a disk or a name
+                raise CheckpointError(f"{destination}: cannot be written: {error}") from error
         _copy_tokenizer(checkpoint.tokenizer_source, partial / _TOKENIZER)
         description = {
             "format_version": FORMAT_VERSION,

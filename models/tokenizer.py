@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from .base_tokenizer import Tokenizer
+from .damage import damage_named
 from .gguf_tokenizer import load_gguf_tokenizer
 from .huggingface_tokenizer import load_huggingface_tokenizer
 from .metadata import CheckpointError
@@ -21,12 +22,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
       CheckpointError: Nothing is there, or what is there cannot be used; the message says why.
     """
-    if path.is_file():
-        return load_gguf_tokenizer(path)
-    if (path / "tokenizer.json").is_file():
-        return load_huggingface_tokenizer(path)
-    if (path / "tokenizer.model").is_file():
-        return load_sentencepiece_tokenizer(path)
+    with damage_named(path):
+        if path.is_file():
+            return load_gguf_tokenizer(path)
+        if (path / "tokenizer.json").is_file():
+            return load_huggingface_tokenizer(path)
+        if (path / "tokenizer.model").is_file():
+            return load_sentencepiece_tokenizer(path)
     raise CheckpointError(
         f"{path}: no tokenizer here; give a GGUF file, or a folder with tokenizer.json or "
         "tokenizer.model"

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 
 import grpc
 from absl import flags
@@ -28,6 +29,9 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     """Reads, answers, remembers, until the user has had enough."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        # Bytes that are no text are refused line by line, not by an end of the chat.
+        sys.stdin.reconfigure(errors="surrogateescape")
     history: list[pb.ChatMessage] = []
     if values.system is not None:
         check_utf8("--system", values.system)

@@ -7,7 +7,7 @@ from absl import flags
 
 from ..models.checkpoint import CheckpointError
 from ..models.convert import convert
-from .command_line import Command, CommandError
+from .command_line import Command, CommandError, check_utf8
 from .engine_flags import define_dtype_flag
 
 
@@ -18,6 +18,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     """Converts SRC into the new folder DST and prints where it is."""
+    check_utf8("DST", positionals[1])
     source, destination = map(Path, positionals)
     try:
         convert(source, destination, values.dtype)

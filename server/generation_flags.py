@@ -4,7 +4,6 @@ A sampling flag that is not given is not sent, so the server's documented defaul
 """
 
 import functools
-import importlib
 import secrets
 import sys
 from collections.abc import Generator
@@ -17,6 +16,7 @@ from . import octavo_pb2 as pb
 from .client import GenerationFailed, open_channel
 from .command_line import CommandError, UsageError
 from .engine_flags import define_engine_flags, model_options, refuse_engine_flags
+from .late_import import late_import
 from .progress import ProgressDisplay
 
 # One request at a time needs one slot, and few executables to compile.
@@ -146,8 +146,8 @@ def connected(values: flags.FlagValues) -> Generator[grpc.Channel]:
         seed=secrets.randbits(64),  # an engine that lives for one command says something new
     )
     # Imported late: JAX takes a second, and a remote server's client needs none of it.
-    load_model = importlib.import_module(".model_loading", __package__).load_model
-    local_server = importlib.import_module(".local_server", __package__).local_server
+    load_model = late_import("model_loading").load_model
+    local_server = late_import("local_server").local_server
     display = ProgressDisplay(sys.stderr)
     try:
         with (

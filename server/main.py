@@ -1,13 +1,13 @@
 """The `octavo` console script: finds the command and runs it."""
 
 import difflib
-import importlib
 import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
 
-from .command_line import EXIT_INTERRUPTED, EXIT_USAGE, run_command
+from .command_line import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, run_command
+from .late_import import late_import
 
 # Commands are imported when they run: some bring JAX, which takes a second to import.
 COMMANDS = ("serve", "generate", "chat", "fetch", "convert")
@@ -47,18 +47,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"octavo: error: command is {name!r}; {hint}", file=sys.stderr)
         return EXIT_USAGE
     # gRPC's C core logs what its callers report better; read once, when a command imports grpc.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    command = importlib.import_module(f".{name}_command", __package__).COMMAND
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    _open_closed_streams()
+    command = late_import(f"{name}_command").COMMAND
     try:
         return run_command(command, rest)
-    except BrokenPipeError:
-        # Whoever read the output, `head` perhaps, has had enough. What is left in the buffer must
-        # not be written at exit, which would fail again.
+    except OSError as error:
+        # Output cannot be written. What is left in the buffer must not be tried again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _EXIT_BROKEN_PIPE
+        if isinstance(error, BrokenPipeError):  # whoever read it, `head` perhaps, has had enough
+            return _EXIT_BROKEN_PIPE
+        print(f"octavo {name}: error: {error}", file=sys.stderr)
+        return EXIT_FAILURE
     except KeyboardInterrupt:
         # Compilations that are under way cannot be stopped, and a normal exit waits for all that
         # are queued.
         sys.stdout.flush()
         print("interrupted", file=sys.stderr, flush=True)
         os._exit(EXIT_INTERRUPTED)
+
+
+def _open_closed_streams() -> None:
+    """Stands in for standard streams that the caller closed, which Python leaves as None.
+
+    In order: the next file to be opened gets the lowest free number, so nothing else ends up as
+    standard output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

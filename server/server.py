@@ -4,6 +4,7 @@ The port opens at once, so that health checks and clients get an answer while th
 """
 
 import asyncio
+import socket
 import time
 import uuid
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class ServerConfig:
     """Where a server listens and what it bounds.
 
     Attributes:
-      host: Interface to listen on.
+      host: Interface to listen on: an address, or a name, which stands for its first address.
       port: 0 picks a free one.
       max_concurrent_calls: Most calls of the Inference service at once; one more is refused.
       min_ping_interval_ms: Clients may ping this often, with or without a call; one that pings
@@ -45,6 +46,11 @@ class ServerConfig:
     port: int = 50051
     max_concurrent_calls: int = 2048
     min_ping_interval_ms: int = 10_000
+
+    def address(self, port: int) -> str:
+        """The host and a port as clients write them."""
+        is_bare = ":" in self.host and not self.host.startswith("[")
+        return f"[{self.host}]:{port}" if is_bare else f"{self.host}:{port}"
 
 
 class Server:
@@ -98,11 +104,11 @@ class Server:
         """
         config = self._config
         try:
-            port = self._server.add_insecure_port(f"{config.host}:{config.port}")
-        except RuntimeError as error:
+            port = self._server.add_insecure_port(f"{_one_address(config.host)}:{config.port}")
+        except (OSError, RuntimeError) as error:
             raise OSError(
-                f"cannot listen on {config.host}:{config.port}: the port is taken, or the address "
-                "is not one of this machine"
+                f"cannot listen on {config.address(config.port)}: the port is taken, or the "
+                "address is not one of this machine"
             ) from error
         await self.lifecycle.begin()
         await self._server.start()
@@ -137,6 +143,17 @@ class Server:
     async def stop(self, grace_s: float = 0) -> None:
         """Closes the port and ends every call that is open grace_s seconds later."""
         await self._server.stop(grace_s)
+
+
+def _one_address(host: str) -> str:
+    """The first address of a host, IPv4 before IPv6, as gRPC writes it; raises OSError if none is.
+
+    Given a name with several, gRPC is content when one of them is free: two servers would share a
+    port, each with clients that mean the other.
+    """
+    found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    family, *_, (address, *_) = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return f"[{address}]" if family == socket.AF_INET6 else str(address)
 
 
 def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:

@@ -79,13 +79,15 @@ async def serve_until_stopped(
         model = await loading
         await server.set_ready(model)
         announce(
-            f"READY grpc={config.host}:{port} model={model.name} device={model.device} "
+            f"READY grpc={config.address(port)} model={model.name} device={model.device} "
             f"pages={model.num_pages} slots={model.max_num_seqs} compile_s={model.compile_s:.1f}"
         )
         watch = asyncio.create_task(watch_engine(model.engine, server.lifecycle, time.monotonic))
         await first.wait()
         if len(server.router):
-            on_progress(f"draining {len(server.router)} streams; a second signal stops at once", 0, 0)
+            on_progress(
+                f"draining {len(server.router)} streams; a second signal stops at once", 0, 0
+            )
         is_drained = await _before(asyncio.ensure_future(server.drain(drain_timeout_s)), second)
         watch.cancel()
         with suppress(asyncio.CancelledError):

@@ -51,6 +51,17 @@ def test_sizes_are_positive_whole_numbers(name: str, value: Any) -> None:
     assert message == f"model {name} is {value!r}; it must be a whole number in [1, 2^31)"
 
 
+def test_a_damaged_file_cannot_ask_for_a_billion_layers() -> None:
+    assert ModelConfig(**LEGAL | {"num_layers": 1024}).num_layers == 1024
+    message = refusal(ModelConfig, **LEGAL | {"num_layers": 1025})
+    assert message == "model num_layers is 1025; it must be at most 1024"
+
+
+def test_what_is_nearly_true_is_refused() -> None:
+    message = refusal(ModelConfig, **LEGAL, tie_word_embeddings="no")
+    assert message == "model tie_word_embeddings is 'no'; it must be True or False"
+
+
 @pytest.mark.parametrize(
     ("name", "bound"), [("rope_theta", "[1.0, 1"), ("rms_norm_eps", "[1e-12, ")]
 )

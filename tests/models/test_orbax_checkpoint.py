@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import jax
@@ -192,6 +193,25 @@ def test_nothing_is_overwritten(native: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"other\.partial: exists already"):
         convert(native, tmp_path / "other", "bfloat16")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_disk_that_is_full_is_said_first(
+    native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usage(_: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=1000)
+
+    monkeypatch.setattr("octavo.models.orbax_checkpoint.shutil.disk_usage", usage)
+    with pytest.raises(CheckpointError, match=r"other: needs \d+ bytes, and 1000 are free"):
+        convert(native, tmp_path / "other", "bfloat16")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["native", "source"]
+
+
+def test_a_name_that_cannot_be_written_is_an_error(native: Path, tmp_path: Path) -> None:
+    """TensorStore takes UTF-8 only, and says so in a way of its own."""
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        convert(native, tmp_path / "a\udcff", "bfloat16")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["native", "source"]
 
 
 def test_a_failed_conversion_leaves_nothing(

@@ -2,9 +2,12 @@
 
 import importlib.metadata
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -132,11 +135,54 @@ def test_a_reader_that_has_had_enough_is_no_error(address: str) -> None:
         assert process.wait(timeout=10) == 141
 
 
-def test_chat_goes_on_after_bytes_that_are_not_text(address: str) -> None:
+def in_shell(words: list[str], redirections: str) -> subprocess.CompletedProcess[str]:
+    command = f"exec {shlex.join(words)} {redirections}"
+    return subprocess.run(
+        ["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_streams_that_the_caller_closed(address: str) -> None:
+    """Python has None in their place, and the next file to be opened gets their number."""
+    generate = [*OCTAVO, "generate", f"--server={address}", "--prompt=hello", "--max_tokens=5"]
+    done = in_shell(generate, "2>&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hell\n", "")
+    done = in_shell(generate, ">&-")
+    assert (done.returncode, done.stdout) == (0, "")
+    done = in_shell([*OCTAVO, "chat", f"--server={address}"], "<&-")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_disk_that_is_full_is_one_line(address: str) -> None:
+    generate = [*OCTAVO, "generate", f"--server={address}", "--prompt=hello", "--max_tokens=5"]
+    done = in_shell(generate, ">/dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "octavo generate: error: [Errno 28] No space left on device\n"
+
+
+def test_ctrl_c_while_it_imports_says_nothing() -> None:
+    """Fails with a traceback, or with an error of whatever was half-imported."""
+    for delay_s in (0.3, 0.6, 1.0, 1.5):
+        with subprocess.Popen(
+            [*OCTAVO, "serve", "--port=0", "--num_pages=1"],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            time.sleep(delay_s)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=10)
+        assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("encoding", ["", "utf-8:strict"])
+def test_chat_goes_on_after_bytes_that_are_not_text(encoding: str, address: str) -> None:
     command = [*OCTAVO, "chat", f"--server={address}", "--max_tokens=9"]
     done = subprocess.run(
         command,
         cwd=ROOT,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
         input=b"h\xff\nhello\n",
         capture_output=True,
         check=False,

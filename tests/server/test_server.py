@@ -1,6 +1,7 @@
 """The port and what lies around the two services: health, reflection, loading, pings."""
 
 import asyncio
+import socket
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from octavo.server import octavo_pb2 as pb
+from octavo.server import octavo_pb2_grpc
 from octavo.server.server import Server, ServerConfig
 
 from .fakes import served
@@ -146,14 +148,54 @@ def test_every_rpc_has_a_handler() -> None:
 
 
 def test_a_taken_port_is_an_error() -> None:
-    """Fails if SO_REUSEPORT lets two servers share the port."""
+    """Fails if SO_REUSEPORT lets two servers share the port, or localhost's IPv6 address does."""
 
     async def scenario() -> None:
         async with running() as at:
-            second = Server(ServerConfig(port=at.port))
-            with pytest.raises(OSError, match=f"127.0.0.1:{at.port}"):
-                await second.start()
-            await second.stop()
+            for host in ("127.0.0.1", "localhost"):
+                second = Server(ServerConfig(host=host, port=at.port))
+                with pytest.raises(OSError, match=f"{host}:{at.port}"):
+                    await second.start()
+                await second.stop()
+
+    asyncio.run(scenario())
+
+
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as one:
+        try:
+            one.bind(("::1", 0))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "localhost", "127.0.0.1"])
+def test_every_way_to_write_an_address(host: str) -> None:
+    async def scenario() -> None:
+        config = ServerConfig(host=host, port=0)
+        server = Server(config)
+        try:
+            address = config.address(await server.start())
+            async with grpc.aio.insecure_channel(address) as channel:
+                control = octavo_pb2_grpc.ControlStub(channel)
+                info = await control.GetServerInfo(pb.GetServerInfoRequest())
+                assert info.state == pb.SERVER_STATE_LOADING
+        finally:
+            await server.stop()
+
+    if "::1" in host and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    asyncio.run(scenario())
+
+
+def test_an_address_of_another_machine_is_an_error() -> None:
+    async def scenario() -> None:
+        for host in ("192.0.2.1", "no such host"):
+            server = Server(ServerConfig(host=host, port=0))
+            with pytest.raises(OSError, match=f"cannot listen on {host}:0"):
+                await server.start()
+            await server.stop()
 
     asyncio.run(scenario())
 
