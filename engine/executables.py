@@ -20,6 +20,10 @@ from .step_shapes import StepKey
 # Called with (decoder leaves..., state leaves..., packed); returns (result, state leaves...).
 Executable = Callable[..., Sequence[jax.Array]]
 
+# On the CPU, LLVM's level 1 compiles a sixth faster than the default, 2, and the steps run alike:
+# their time goes into library matmuls, and XLA's own loops are vectorised at level 1 too.
+COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 1}}
+
 
 class ExecutableTable:
     """Compiled steps by key."""
@@ -97,7 +101,8 @@ def compile_step(
         donate_argnums=range(num_parameters, len(leaves)),
         out_shardings=(packed_sharding, *state_shardings),
     )
-    return step.lower(*specs, packed).compile()
+    platform = next(iter(packed_sharding.device_set)).platform
+    return step.lower(*specs, packed).compile(COMPILER_OPTIONS.get(platform))
 
 
 def _flat_step(layout: UploadLayout, tree: Any, *arguments: jax.Array) -> tuple[jax.Array, ...]:

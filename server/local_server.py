@@ -20,7 +20,6 @@ def local_server(load: Loader, on_progress: OnProgress) -> Generator[str]:
 
     Loading happens on the calling thread, the event loop on one of its own.
     """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="server", daemon=True)
     thread.start()
@@ -35,6 +34,7 @@ def local_server(load: Loader, on_progress: OnProgress) -> Generator[str]:
     try:
         port = on_loop(server.start())
         model = load(server.router.on_outputs, on_progress)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
             on_loop(server.set_ready(model))
             yield f"127.0.0.1:{port}"

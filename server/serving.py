@@ -55,7 +55,6 @@ async def serve_until_stopped(
       OSError: The port cannot be had.
       Exception: Whatever `load` raises.
     """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
 
@@ -77,6 +76,7 @@ async def serve_until_stopped(
         if not await _before(loading, first):
             return False
         model = await loading
+        sys.setswitchinterval(SWITCH_INTERVAL_S)  # before, it would only slow the compilations
         await server.set_ready(model)
         announce(
             f"READY grpc={config.address(port)} model={model.name} device={model.device} "
