@@ -9,10 +9,14 @@ def late_import(name: str) -> ModuleType:
     """A module of this folder, by its name.
 
     While it is imported, Ctrl-C ends the process at once: an extension module that is interrupted
-    half-way fails with errors of its own. To be called on the main thread.
+    half-way fails with errors of its own. A process that ignores Ctrl-C, because it runs in the
+    background, goes on ignoring it. To be called on the main thread.
     """
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         return importlib.import_module(f".{name}", __package__)
     finally:
-        signal.signal(signal.SIGINT, handler)
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run_command(command, rest)
     except OSError as error:
-        # Output cannot be written. What is left in the buffer must not be tried again at exit.
+        # Mostly output that cannot be written: what is left of it must not be tried again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # whoever read it, `head` perhaps, has had enough
             return _EXIT_BROKEN_PIPE

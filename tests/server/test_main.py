@@ -176,6 +176,19 @@ def test_ctrl_c_while_it_imports_says_nothing() -> None:
         assert "Traceback" not in errors
 
 
+def test_a_process_in_the_background_ignores_ctrl_c_from_the_start() -> None:
+    """A shell's `&` sets SIGINT to be ignored; fails with -2 if an import takes that back."""
+    command = [*OCTAVO, "serve", "--port=0", "--num_pages=1"]
+    with subprocess.Popen(
+        ["sh", "-c", f"trap '' INT; exec {shlex.join(command)}"], cwd=ROOT, stderr=subprocess.PIPE
+    ) as process:
+        for _ in range(10):
+            time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 2  # the pages are too few
+
+
 @pytest.mark.parametrize("encoding", ["", "utf-8:strict"])
 def test_chat_goes_on_after_bytes_that_are_not_text(encoding: str, address: str) -> None:
     command = [*OCTAVO, "chat", f"--server={address}", "--max_tokens=9"]
