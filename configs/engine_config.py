@@ -1,7 +1,9 @@
 """EngineConfig: how much of everything one engine has; its compiled shapes follow from it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
+
+from .scheduling_config import SchedulingConfig
 
 DType = Literal["bfloat16", "float32"]
 
@@ -33,9 +35,10 @@ class EngineConfig:
       device_memory_bytes: Memory for parameters, programs, temporaries and the KV pool together.
         None: all that the device reports; the CPU reports none, and there the pool takes at most a
         quarter of the memory that is free.
-      max_num_queued: Requests that may wait for a slot; one more is refused.
+      host_kv_bytes: Host memory for KV pages that had to leave the device. 0: they are dropped.
       max_stop_ids: Stop ids per request, the model's end-of-sequence ids included.
       seed: Where seeds come from for requests that bring none.
+      scheduling: Who is let in and who goes first; nothing compiled depends on it.
     """
 
     dtype: DType = "bfloat16"
@@ -47,9 +50,10 @@ class EngineConfig:
     num_pages: int | None = None
     kv_cache_bytes: int | None = None
     device_memory_bytes: int | None = None
-    max_num_queued: int = 1024
+    host_kv_bytes: int = 0
     max_stop_ids: int = 16
     seed: int = 0
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field, its value and the bound."""
@@ -64,7 +68,7 @@ class EngineConfig:
             "num_pages": (2, 2**24),
             "kv_cache_bytes": (1, 2**50),
             "device_memory_bytes": (1, 2**50),
-            "max_num_queued": (0, 2**20),
+            "host_kv_bytes": (0, 2**50),
             "max_stop_ids": (1, 256),
             "seed": (0, 2**64 - 1),
         }

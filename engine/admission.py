@@ -12,10 +12,13 @@ from typing import override
 
 from ..configs.engine_config import EngineConfig
 from ..configs.model_config import ModelConfig
+from ..configs.scheduling_config import MAX_PRIORITY, MIN_PRIORITY
 from .request import Request, SamplingParams
 from .schedule import RequestState
 
 MAX_REQUEST_ID_CHARACTERS = 256
+MAX_LABEL_CHARACTERS = 256
+MAX_TARGET_S = 86_400.0
 MIN_TEMPERATURE = 1e-6  # below it, differences of logits overflow float32
 MAX_TEMPERATURE = 100.0
 MAX_CLOCK_S = 1e12
@@ -47,7 +50,22 @@ class InvalidRequest(ValueError):
 
 
 class Overloaded(RuntimeError):
-    """A request that could run later: too many are waiting now."""
+    """A request that could run later: too much is waiting now.
+
+    Attributes:
+      bound: The bound it would exceed, by its name in SchedulingConfig.
+      retry_after_s: When there will be room for it, as far as the pace of the engine tells.
+    """
+
+    def __init__(self, message: str, bound: str, retry_after_s: float) -> None:
+        """The message says how much of what there is, and how much may be."""
+        super().__init__(message, bound, retry_after_s)  # all arguments, so that it can be pickled
+        self.bound = bound
+        self.retry_after_s = retry_after_s
+
+    @override
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class EngineUnavailable(RuntimeError):
@@ -120,6 +138,7 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
     """
     sampling = request.sampling
     _check_identity(request)
+    _check_scheduling(request)
     num_prompt_tokens = len(request.prompt_token_ids)
     longest = limits.max_model_len - 1
     if not 1 <= num_prompt_tokens <= longest:
@@ -158,11 +177,13 @@ def check_room(request_id: str, live_ids: Collection[str], config: EngineConfig)
     """
     if request_id in live_ids:
         raise InvalidRequest("request_id", request_id, "another one: a request with it is live")
-    most = config.max_num_seqs + config.max_num_queued
-    if len(live_ids) >= most:
+    max_num_queued = config.scheduling.max_num_queued
+    if len(live_ids) >= config.max_num_seqs + max_num_queued:
         raise Overloaded(
             f"{len(live_ids)} requests are live; max_num_seqs, {config.max_num_seqs}, may run "
-            f"and max_num_queued, {config.max_num_queued}, may wait"
+            f"and max_num_queued, {max_num_queued}, may wait",
+            "max_num_queued",
+            1.0,
         )
 
 
@@ -183,6 +204,30 @@ def _check_identity(request: Request) -> None:
     for name, time_s in (("arrival_s", request.arrival_s), ("deadline_s", request.deadline_s)):
         if time_s is not None:
             _require(name, time_s, _is_number(time_s, -MAX_CLOCK_S, MAX_CLOCK_S), "a finite time")
+
+
+def _check_scheduling(request: Request) -> None:
+    for name in ("tenant", "request_class", "cache_salt"):
+        label = getattr(request, name)
+        _require(
+            name,
+            label,
+            type(label) is str and len(label) <= MAX_LABEL_CHARACTERS,
+            f"at most {MAX_LABEL_CHARACTERS} characters long",
+        )
+    _require(
+        "priority",
+        request.priority,
+        _is_int(request.priority, MIN_PRIORITY, MAX_PRIORITY),
+        f"in [{MIN_PRIORITY}, {MAX_PRIORITY}]",
+    )
+    for name in ("queue_ttl_s", "ttft_target_s", "tpot_target_s"):
+        target_s = getattr(request, name)
+        if target_s is not None:
+            is_met = _is_number(target_s, 0.0, MAX_TARGET_S) and target_s > 0
+            _require(name, target_s, is_met, f"in (0, {MAX_TARGET_S:g}]")
+    reads = request.reads_prefix_cache
+    _require("reads_prefix_cache", reads, type(reads) is bool, "a bool")
 
 
 def _check_sampling(sampling: SamplingParams) -> None:

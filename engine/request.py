@@ -5,7 +5,7 @@ a process border unchanged. Text never does: tokenizers live on the front end's 
 """
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class FinishReason(enum.Enum):
@@ -14,7 +14,7 @@ class FinishReason(enum.Enum):
     STOP = "stop"  # an end-of-sequence or stop id was sampled
     LENGTH = "length"  # max_tokens or the context limit was reached
     CANCELLED = "cancelled"  # the client went away or asked for it
-    DEADLINE = "deadline"  # its deadline passed
+    DEADLINE = "deadline"  # its deadline or its time to wait has passed, or cannot be kept
     ERROR = "error"  # the engine could not go on with it; RequestOutput.error says why
 
 
@@ -61,6 +61,15 @@ class Request:
       sampling: How to continue it.
       arrival_s: When the front end accepted it, on the monotonic clock that the engine is given.
       deadline_s: When it is worthless, on the same clock. None: never.
+      queue_ttl_s: Seconds that it may wait for its first slot. None: what the engine allows.
+      tenant: Whose it is. Bounds and shares are kept per tenant, and no tenant's prompt ever hits
+        pages of another's.
+      priority: The higher goes first, under the policy "priority".
+      request_class: What kind it is, such as "chat"; a label for reports.
+      ttft_target_s: When its first token is due after arrival. None: no target.
+      tpot_target_s: Seconds that each further token may take. None: no target.
+      cache_salt: Parts the prefix cache further: only prompts with the same salt share pages.
+      reads_prefix_cache: Whether pages of earlier prompts may stand in for computing its own.
     """
 
     request_id: str
@@ -68,6 +77,14 @@ class Request:
     sampling: SamplingParams
     arrival_s: float
     deadline_s: float | None = None
+    queue_ttl_s: float | None = None
+    tenant: str = ""
+    priority: int = 0
+    request_class: str = ""
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
+    cache_salt: str = ""
+    reads_prefix_cache: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +117,7 @@ class RequestOutput:
       finish_reason: Set in the last output of a request and only there.
       stop_token_id: The id that ended it, when finish_reason is STOP.
       error: What went wrong, when finish_reason is ERROR.
+      num_cached_tokens: Prompt tokens whose KV was in the prefix cache, set in the last output.
       num_preemptions: How often it lost its slot, set in the last output.
       timings: Set in the last output.
     """
@@ -111,6 +129,7 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: str | None = None
+    num_cached_tokens: int = 0
     num_preemptions: int = 0
     timings: Timings | None = None
 
@@ -123,14 +142,22 @@ class Load:
       num_queued: Requests that wait for a slot, preempted ones included.
       num_running: Requests that have a slot, or whose last token is on its way.
       num_usable_pages: Pages that requests can hold; page 0 is not one of them.
-      num_free_pages: Those that nobody holds.
+      num_free_pages: Those that nobody holds, be they empty or cached.
+      num_cached_pages: Those that nobody holds and the prefix cache keeps until they are needed.
+      num_host_pages: Pages that were moved to host memory.
+      queued_tokens: Prompt tokens of waiting requests that are not in the prefix cache.
       steps_total: Steps dispatched.
       preemptions_total: Times a request lost its slot.
       prompt_tokens_total: Prompt tokens of requests that got a slot, each counted once.
+      cached_tokens_total: Those of them whose KV was in the prefix cache.
       output_tokens_total: Output tokens read.
       finished_total: Requests that ended, by reason.
+      evicted_pages_total: Pages that left the prefix cache, by engine.prefix_cache.EvictionReason.
+      exported_pages_total: Pages moved to host memory.
+      imported_pages_total: Pages brought back from it.
       progress_s: When a step was last completed, or work arrived at an idle engine. With requests
         live and this long ago, the engine hangs.
+      is_paused: It was told to pause: no step runs, and that is no fault.
       failed: A step failed; nothing runs any more.
     """
 
@@ -138,10 +165,18 @@ class Load:
     num_running: int
     num_usable_pages: int
     num_free_pages: int
+    num_cached_pages: int = 0
+    num_host_pages: int = 0
+    queued_tokens: int = 0
     steps_total: int
     preemptions_total: int
     prompt_tokens_total: int
+    cached_tokens_total: int = 0
     output_tokens_total: int
     finished_total: dict[FinishReason, int]
+    evicted_pages_total: dict[str, int] = field(default_factory=dict)
+    exported_pages_total: int = 0
+    imported_pages_total: int = 0
     progress_s: float
+    is_paused: bool = False
     failed: bool

@@ -36,7 +36,6 @@ _HELP = {
         "quarter of the free memory."
     ),
     "seed": "Where the seeds of requests come from that bring none.",
-    "max_num_queued": "Requests that may wait for a slot; one more is refused.",
     "max_stop_ids": "Stop ids per request, the model's end-of-sequence ids included.",
 }
 

@@ -51,7 +51,7 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     if values.served_model_name is not None:
         check_utf8("--served_model_name", values.served_model_name)
     options = model_options(values, ALL_FIELDS, served_name=values.served_model_name)
-    most_live = options.engine.max_num_seqs + options.engine.max_num_queued
+    most_live = options.engine.max_num_seqs + options.engine.scheduling.max_num_queued
     config = ServerConfig(
         host=values.host,
         port=values.port,

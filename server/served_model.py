@@ -26,6 +26,15 @@ class EngineClient(Protocol):
     def abort(self, request_id: str, reason: FinishReason) -> None:
         """Ends a request in the next step; nothing happens if there is none with this id."""
 
+    def abort_all(self, reason: FinishReason) -> None:
+        """Ends every live request in the next step."""
+
+    def pause(self) -> None:
+        """No step runs until `resume`; requests are taken and wait, and aborts take effect."""
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+
     def load(self) -> Load:
         """How busy it is now."""
 

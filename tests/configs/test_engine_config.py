@@ -21,7 +21,7 @@ BOUNDS = [
     ("num_pages", 2, 2**24, True),
     ("kv_cache_bytes", 1, 2**50, True),
     ("device_memory_bytes", 1, 2**50, True),
-    ("max_num_queued", 0, 2**20, False),
+    ("host_kv_bytes", 0, 2**50, False),
     ("max_stop_ids", 1, 256, False),
     ("seed", 0, 2**64 - 1, False),
 ]
@@ -53,7 +53,7 @@ def test_all_else_is_refused_by_name(name: str, low: int, high: int, optional: b
 
 def test_every_field_is_in_the_table() -> None:
     fields = {field.name for field in dataclasses.fields(EngineConfig)}
-    assert {name for name, *_ in BOUNDS} | {"dtype"} == fields
+    assert {name for name, *_ in BOUNDS} | {"dtype", "scheduling"} == fields
 
 
 @pytest.mark.parametrize("value", ["float16", "", None, 32])

@@ -6,6 +6,7 @@ back through the page table*, so a wrong page, chunk order, insertion or preempt
 token, and mostly an assertion before that.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo.configs.engine_config import EngineConfig
+from octavo.configs.scheduling_config import SchedulingConfig
 from octavo.engine import packing
 from octavo.engine.admission import EngineLimits, admit
 from octavo.engine.engine import Engine
@@ -217,10 +219,14 @@ class Clock:
         return self.now_s
 
 
+_SCHEDULING_FIELDS = {field.name for field in dataclasses.fields(SchedulingConfig)}
+
+
 def small_config(**changes: object) -> EngineConfig:
-    """Four slots, chunks of 8 tokens, pages of 4."""
+    """Four slots, chunks of 8 tokens, pages of 4; changes of EngineConfig or SchedulingConfig."""
     values = {"max_num_seqs": 4, "prefill_chunk_tokens": 8, "page_size": 4, "max_stop_ids": 4}
-    return EngineConfig(**(values | changes))
+    scheduling = {name: changes.pop(name) for name in _SCHEDULING_FIELDS & set(changes)}
+    return EngineConfig(**(values | changes), scheduling=SchedulingConfig(**scheduling))
 
 
 def limits_for(config: EngineConfig, num_pages: int, max_model_len: int = 10_000) -> EngineLimits:

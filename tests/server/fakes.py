@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from octavo.configs.engine_config import EngineConfig
+from octavo.configs.scheduling_config import SchedulingConfig
 from octavo.engine.admission import EngineLimits, admit, check_room
 from octavo.engine.request import (
     FinishReason,
@@ -49,7 +50,9 @@ class FakeEngine:
         self.is_stopped = False
         self._on_outputs = on_outputs
         self._tokens_per_step = tokens_per_step
-        self._config = EngineConfig(max_num_seqs=max_num_seqs, max_num_queued=max_num_queued)
+        self._config = EngineConfig(
+            max_num_seqs=max_num_seqs, scheduling=SchedulingConfig(max_num_queued=max_num_queued)
+        )
         self._limits = EngineLimits(
             vocab_size=VOCAB_SIZE,
             max_model_len=MAX_MODEL_LEN,
