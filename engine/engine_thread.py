@@ -17,6 +17,9 @@ from .schedule import RequestState
 
 logger = logging.getLogger(__name__)
 
+PAUSED_WAKE_S = 0.1
+"""How late the deadline of a request may be noticed while the engine is paused."""
+
 
 @dataclass(frozen=True)
 class _Abort:
@@ -32,7 +35,10 @@ class EngineThread:
     The thread sleeps when no request is live. While one is live the engine always has a step to
     dispatch or to read, so deadlines need no timer: they are looked at before every step. The
     inbox is emptied before every step too, so an abort takes effect before the next one is
-    scheduled, wherever the request is.
+    scheduled, wherever the request is. While paused there are no steps, and a timer looks at
+    deadlines.
+
+    It takes requests until `stop`. Whoever wants to drain it closes the door in front of it.
     """
 
     def __init__(
@@ -53,14 +59,16 @@ class EngineThread:
         self._on_outputs = on_outputs
         self._clock = clock
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        # Guards all below; `_changed` wakes the thread, and whoever waits for the last request.
+        # Guards all below; `_changed` wakes the thread.
         self._changed = threading.Condition()
         self._inbox: deque[RequestState | _Abort] = deque()
         self._live_ids: set[str] = set()  # from submit until the last output is on its way
-        self._is_handing_over = False
-        self._is_draining = False
+        self._is_paused = False
         self._is_stopping = False
         self._load = engine.load()
+        # When it last had reason to begin: until its first step after that, the progress of the
+        # engine is older than the work.
+        self._begun_s = self._load.progress_s
 
     def start(self) -> None:
         """Starts the thread; once."""
@@ -78,11 +86,11 @@ class EngineThread:
         with self._changed:
             if self._load.failed:
                 raise EngineUnavailable("the engine has failed")
-            if self._is_draining:
+            if self._is_stopping:
                 raise EngineUnavailable("the engine is shutting down")
             check_room(request.request_id, self._live_ids, self._engine.config)
             if not self._live_ids:
-                self._load = replace(self._load, progress_s=self._clock())
+                self._begun_s = self._clock()
             self._live_ids.add(request.request_id)
             self._inbox.append(state)
             self._changed.notify_all()
@@ -94,29 +102,44 @@ class EngineThread:
                 self._inbox.append(_Abort(request_id, reason))
                 self._changed.notify_all()
 
+    def abort_all(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """Ends every request that was submitted so far, before the next step is scheduled."""
+        with self._changed:
+            # In an order of their own: that of a set differs from process to process.
+            self._inbox.extend(_Abort(request_id, reason) for request_id in sorted(self._live_ids))
+            self._changed.notify_all()
+
+    def pause(self) -> None:
+        """No step is dispatched until `resume`, but for one that is being dispatched right now.
+
+        Requests are taken and wait; aborts and deadlines take effect, and what the step in flight
+        brings is handed over. Twice is no error.
+        """
+        with self._changed:
+            self._is_paused = True
+
+    def resume(self) -> None:
+        """Goes on after `pause`; without one nothing happens."""
+        with self._changed:
+            if self._is_paused:
+                self._is_paused = False
+                self._begun_s = self._clock()
+                self._changed.notify_all()
+
     def load(self) -> Load:
         """The load after the last step; what came in since then counts as queued."""
         with self._changed:
-            num_queued = max(0, len(self._live_ids) - self._load.num_running)
-            return replace(self._load, num_queued=num_queued)
-
-    def drain(self, timeout_s: float | None = None) -> bool:
-        """Takes no more requests and waits until all that were live have ended.
-
-        False: time ran out. With a timeout of 0 it only closes the door.
-        """
-        with self._changed:
-            self._is_draining = True
-            return self._changed.wait_for(
-                # The last outputs must have arrived: their receiver may be taken down now.
-                lambda: not self._live_ids and not self._is_handing_over,
-                timeout_s,
+            return replace(
+                self._load,
+                num_queued=max(0, len(self._live_ids) - self._load.num_running),
+                progress_s=max(self._load.progress_s, self._begun_s),
+                is_paused=self._is_paused,
             )
 
     def stop(self) -> None:
         """Ends what still runs, with FinishReason.ERROR, and then the thread; returns at once."""
         with self._changed:
-            self._is_draining = self._is_stopping = True
+            self._is_stopping = True
             self._changed.notify_all()
 
     def join(self, timeout_s: float) -> bool:
@@ -128,9 +151,11 @@ class EngineThread:
         engine = self._engine
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._inbox or self._is_stopping or engine.has_work)
+                is_ticking = self._is_paused and engine.has_work
+                self._changed.wait_for(self._is_due, PAUSED_WAKE_S if is_ticking else None)
                 inbox, self._inbox = self._inbox, deque()
                 is_stopping = self._is_stopping
+                is_paused = self._is_paused and not is_stopping
             for item in inbox:
                 if isinstance(item, RequestState):
                     engine.add(item)
@@ -138,9 +163,14 @@ class EngineThread:
                     engine.abort(item.request_id, item.reason)
             if is_stopping:
                 engine.end_all("the engine is shutting down")
-            self._hand_over(engine.step())
+            self._hand_over(engine.collect() if is_paused else engine.step())
             if is_stopping and not engine.has_work:
                 return
+
+    def _is_due(self) -> bool:
+        """Whether the thread has something to do now."""
+        has_step = self._engine.has_work and not self._is_paused
+        return bool(self._inbox) or self._is_stopping or has_step
 
     def _hand_over(self, outputs: list[RequestOutput]) -> None:
         """Publishes what a step changed and hands its outputs on."""
@@ -149,15 +179,11 @@ class EngineThread:
             self._live_ids.difference_update(
                 output.request_id for output in outputs if output.finish_reason is not None
             )
-            self._is_handing_over = True
         if outputs:
             try:
                 self._on_outputs(outputs)
             except Exception as failure:
                 logger.exception("results could not be handed over; the engine stops")
                 self._engine.fail(failure)
-        with self._changed:
-            if self._engine.failure is not None:
-                self._load = self._engine.load()
-            self._is_handing_over = False
-            self._changed.notify_all()
+                with self._changed:
+                    self._load = self._engine.load()

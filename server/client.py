@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
+from google.rpc.error_details_pb2 import RetryInfo
+from grpc_status import rpc_status
 
 from . import octavo_pb2 as pb
 from . import octavo_pb2_grpc
@@ -81,6 +83,20 @@ def generate(
     if answer.completed is None:
         raise GenerationFailed("the stream ended without a terminal event")
     return answer
+
+
+def retry_after_s(error: grpc.Call) -> float | None:
+    """In how many seconds the server may let the same request in; None if it did not say.
+
+    Args:
+      error: What a call raised; a grpc.RpcError from a call is a grpc.Call too.
+    """
+    status = rpc_status.from_call(error)
+    for detail in () if status is None else status.details:
+        info = RetryInfo()
+        if detail.Unpack(info):
+            return info.retry_delay.ToTimedelta().total_seconds()
+    return None
 
 
 def _take(event: pb.GenerateEvent, answer: Answer, on_text: Callable[[str], None]) -> None:

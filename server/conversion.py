@@ -1,19 +1,47 @@
 """Between the wire (octavo_pb2) and the engine's records. Pure; checks nothing but presence.
 
-Bounds are engine.admission's, the same for every front end; `field_path` says where on the wire
+Bounds are engine.admission's, the same for every front end; `invalid_field` says where on the wire
 the field that it names lies.
 """
 
-from ..engine.request import FinishReason, RequestOutput, SamplingParams, Timings
+import grpc
+
+from ..engine.admission import InvalidRequest, Overloaded
+from ..engine.request import FinishReason, Load, Request, RequestOutput, SamplingParams, Timings
 from . import octavo_pb2 as pb
 from .served_model import ServedModel
+from .status import Refusal, invalid
 from .streams import Failure, FailureKind
+
+# Seconds in the engine, milliseconds on the wire.
+_TARGETS = {
+    "ttft_target_s": "ttft_target_ms",
+    "tpot_target_s": "tpot_target_ms",
+    "queue_ttl_s": "queue_ttl_ms",
+}
 
 _FIELD_PATHS = {
     **{name: f"sampling.{name}" for name in pb.Sampling.DESCRIPTOR.fields_by_name},
     "logprobs": "response.logprobs",
     "prompt_logprobs": "response.prompt_logprobs",
+    "priority": "scheduling.priority",
+    "request_class": "scheduling.request_class",
+    **{engine_name: f"scheduling.{name}" for engine_name, name in _TARGETS.items()},
+    "cache_salt": "kv.cache_salt",
+    "reads_prefix_cache": "kv.bypass_prefix_cache",
 }
+
+# By the bound's name in SchedulingConfig.
+_OVERLOAD_REASONS = {
+    "max_num_queued": "QUEUE_FULL",
+    "max_queued_tokens": "TOKENS_QUEUED",
+    "max_predicted_wait_s": "PREDICTED_WAIT",
+    "max_tenant_queued": "TENANT_QUEUE_FULL",
+    "max_tenant_tokens": "TENANT_TOKENS",
+}
+
+MAX_RETRY_S = 86_400.0
+"""A longer wait is no forecast any more."""
 
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -47,11 +75,64 @@ def sampling_params(sampling: pb.Sampling, response: pb.ResponseOptions) -> Samp
     )
 
 
-def field_path(engine_field: str, request: pb.GenerateRequest) -> str:
-    """Where in the request the field lies that the engine calls `engine_field`."""
-    if engine_field == "prompt_token_ids":
-        return request.WhichOneof("input") or "input"
-    return _FIELD_PATHS.get(engine_field, engine_field)
+def engine_request(
+    request: pb.GenerateRequest,
+    *,
+    request_id: str,
+    prompt_token_ids: tuple[int, ...],
+    arrival_s: float,
+    deadline_s: float | None,
+) -> Request:
+    """What the engine gets of a request whose input is tokenised.
+
+    Args:
+      request: As it was sent.
+      request_id: Its id, which may be one that the server made up.
+      prompt_token_ids: Its input.
+      arrival_s: When it came, on the engine's clock.
+      deadline_s: The deadline of its call, on the same clock.
+    """
+    scheduling = request.scheduling
+    targets = {
+        engine_name: getattr(scheduling, name) / 1000 if scheduling.HasField(name) else None
+        for engine_name, name in _TARGETS.items()
+    }
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=prompt_token_ids,
+        sampling=sampling_params(request.sampling, request.response),
+        arrival_s=arrival_s,
+        deadline_s=deadline_s,
+        tenant=request.tenant,
+        priority=scheduling.priority,
+        request_class=scheduling.request_class,
+        cache_salt=request.kv.cache_salt,
+        reads_prefix_cache=not request.kv.bypass_prefix_cache,
+        **targets,
+    )
+
+
+def invalid_field(error: InvalidRequest, request: pb.GenerateRequest) -> Refusal:
+    """The engine's refusal in the words of the wire: its field, and its unit."""
+    if error.field == "prompt_token_ids":
+        return invalid(request.WhichOneof("input") or "input", str(error))
+    message = str(error)
+    if name := _TARGETS.get(error.field):
+        sent_ms = getattr(request.scheduling, name)
+        message = f"{name} is {sent_ms}; in seconds it must be {error.bound}"
+    return invalid(_FIELD_PATHS.get(error.field, error.field), message)
+
+
+def overload(error: Overloaded) -> Refusal:
+    """A refusal for load, with its bound and the time to retry."""
+    retry_after_s = min(max(error.retry_after_s, 0.0), MAX_RETRY_S)
+    return Refusal(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        _OVERLOAD_REASONS.get(error.bound, "OVERLOADED"),
+        str(error),
+        metadata={"bound": error.bound, "retry_after_s": f"{retry_after_s:.3f}"},
+        retry_after_s=retry_after_s,
+    )
 
 
 def finished(output: RequestOutput) -> pb.Finished:
@@ -72,7 +153,11 @@ def completed(
 ) -> pb.Completed:
     """The terminal event of a request that ended well."""
     return pb.Completed(
-        usage=pb.Usage(prompt_tokens=num_prompt_tokens, completion_tokens=num_completion_tokens),
+        usage=pb.Usage(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=num_completion_tokens,
+            cached_tokens=output.num_cached_tokens,
+        ),
         timings=None if output.timings is None else _timings(output.timings),
         num_preemptions=output.num_preemptions,
     )
@@ -101,6 +186,33 @@ def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
         num_pages=model.num_pages,
         page_size=model.page_size,
         num_executables=model.num_executables,
+    )
+
+
+def load_info(
+    load: Load, *, num_streams: int, compile_events_since_ready: int
+) -> pb.GetLoadResponse:
+    """The engine's load, and what only the server knows."""
+    return pb.GetLoadResponse(
+        num_running=load.num_running,
+        num_queued=load.num_queued,
+        num_usable_pages=load.num_usable_pages,
+        num_free_pages=load.num_free_pages,
+        num_cached_pages=load.num_cached_pages,
+        num_host_pages=load.num_host_pages,
+        num_streams=num_streams,
+        queued_tokens=load.queued_tokens,
+        steps_total=load.steps_total,
+        preemptions_total=load.preemptions_total,
+        prompt_tokens_total=load.prompt_tokens_total,
+        cached_tokens_total=load.cached_tokens_total,
+        output_tokens_total=load.output_tokens_total,
+        compile_events_since_ready=compile_events_since_ready,
+        finished_total={reason.value: count for reason, count in load.finished_total.items()},
+        evicted_pages_total=load.evicted_pages_total,
+        exported_pages_total=load.exported_pages_total,
+        imported_pages_total=load.imported_pages_total,
+        is_paused=load.is_paused,
     )
 
 

@@ -4,7 +4,6 @@ Shared by `serve` and by the commands that load a model themselves. Names and de
 EngineConfig, which also checks the values.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -13,6 +12,7 @@ from absl import flags
 
 from ..configs.engine_config import DType, EngineConfig
 from ..configs.presets import DEFAULT_PRESET, preset_names
+from ..configs.scheduling_config import SchedulingConfig
 from ..models.fetch import default_cache_dir
 from .command_line import UsageError, is_given
 
@@ -35,12 +35,15 @@ _HELP = {
         "that the device reports; a CPU reports none, and there the KV pages take at most a "
         "quarter of the free memory."
     ),
+    "host_kv_bytes": (
+        "Bytes of host memory for KV pages that had to leave the device; 0 drops them."
+    ),
     "seed": "Where the seeds of requests come from that bring none.",
     "max_stop_ids": "Stop ids per request, the model's end-of-sequence ids included.",
 }
 
 ALL_FIELDS = tuple(_HELP)
-"""Fields of EngineConfig that can be flags; dtype always is one."""
+"""Fields of EngineConfig that can be flags; dtype always is one, and `scheduling` is many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +81,9 @@ def define_engine_flags(values: flags.FlagValues, fields: tuple[str, ...]) -> No
         flag_values=values,
     )
     define_dtype_flag(values, "Of weights and KV pages.")
-    defaults = dataclasses.asdict(EngineConfig())
+    defaults = EngineConfig()
     for name in fields:
-        flags.DEFINE_integer(name, defaults[name], _HELP[name], flag_values=values)
+        flags.DEFINE_integer(name, getattr(defaults, name), _HELP[name], flag_values=values)
     flags.DEFINE_string(
         "compilation_cache_dir",
         str(default_cache_dir() / "compiled"),
@@ -108,6 +111,7 @@ def model_options(
     fields: tuple[str, ...],
     *,
     served_name: str | None = None,
+    scheduling: SchedulingConfig | None = None,
     **fixed: int,
 ) -> ModelOptions:
     """What the flags say; raises ValueError naming the flag, its value and the bound.
@@ -116,6 +120,7 @@ def model_options(
       values: The command's, parsed.
       fields: Those it defined.
       served_name: What clients will call the model.
+      scheduling: Who goes first. None: the defaults.
       fixed: Other fields of EngineConfig.
     """
     config = {name: getattr(values, name) for name in fields} | fixed
@@ -123,7 +128,9 @@ def model_options(
     return ModelOptions(
         model=values.model,
         served_name=served_name,
-        engine=EngineConfig(dtype=values.dtype, **config),
+        engine=EngineConfig(
+            dtype=values.dtype, scheduling=scheduling or SchedulingConfig(), **config
+        ),
         cache_dir=default_cache_dir(),
         compilation_cache_dir=Path(cache) if cache else None,
     )

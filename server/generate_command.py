@@ -18,6 +18,7 @@ from .generation_flags import (
     sampling,
     token_ids,
 )
+from .request_flags import define_request_flags, set_request_flags
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -47,6 +48,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "Add the log-probability of each prompt token but the first to --json.",
         flag_values=values,
     )
+    define_request_flags(values)
     define_generation_flags(values)
 
 
@@ -83,6 +85,7 @@ def _request(values: flags.FlagValues) -> pb.GenerateRequest:
             logprobs=values.logprobs, prompt_logprobs=values.prompt_logprobs
         ),
     )
+    set_request_flags(values, request)
     if ids is not None:
         request.token_ids.ids.extend(token_ids("prompt_ids", values))
         request.token_ids.SetInParent()
@@ -104,6 +107,7 @@ def _as_json(answer: Answer, request: pb.GenerateRequest) -> dict[str, Any]:
         "usage": {
             "prompt_tokens": completed.usage.prompt_tokens,
             "completion_tokens": completed.usage.completion_tokens,
+            "cached_tokens": completed.usage.cached_tokens,
         },
         "timings": {
             name: getattr(timings, name) if timings.HasField(name) else None
@@ -123,8 +127,9 @@ def _summary(answer: Answer) -> str:
     """Tokens and speed, as the engine measured them."""
     completed = answer.completed or pb.Completed()
     usage, timings = completed.usage, completed.timings
+    cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     words = [
-        f"{usage.prompt_tokens} prompt + {usage.completion_tokens} output tokens",
+        f"{usage.prompt_tokens} prompt{cached} + {usage.completion_tokens} output tokens",
         f"ended by {answer.finish_reason}",
     ]
     if timings.HasField("ttft_s"):

@@ -13,7 +13,7 @@ import grpc
 from absl import flags
 
 from . import octavo_pb2 as pb
-from .client import GenerationFailed, open_channel
+from .client import GenerationFailed, open_channel, retry_after_s
 from .command_line import CommandError, UsageError
 from .engine_flags import define_engine_flags, model_options, refuse_engine_flags
 from .late_import import late_import
@@ -168,7 +168,9 @@ def command_error(
         return CommandError(str(error))
     message = str(error.details())
     if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
-        return CommandError(f"{error.code().name}: {message}")
+        wait_s = retry_after_s(error)
+        hint = "" if wait_s is None else f"; try again in {wait_s:.1f} s"
+        return CommandError(f"{error.code().name}: {message}{hint}")
     # The message begins with the field at fault, and fields are called as the flags are.
     field = message.split(" ", 1)[0].split("[")[0]
     return UsageError(f"--{message}" if field in values else message)

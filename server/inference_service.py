@@ -9,7 +9,7 @@ from ..engine.admission import EngineUnavailable, InvalidRequest, Overloaded
 from ..engine.request import FinishReason, Request
 from . import octavo_pb2 as pb
 from .concurrency import ConcurrencyGate
-from .conversion import field_path, sampling_params
+from .conversion import engine_request, invalid_field, overload
 from .lifecycle import Lifecycle
 from .prompts import MAX_DETOKENIZE_IDS, prompt_token_ids
 from .reply import Reply
@@ -56,10 +56,10 @@ class InferenceService:
             request_id = request.request_id or self._new_request_id()
             stream = self._router.open(request_id)
             try:
-                accepted = Request(
+                accepted = engine_request(
+                    request,
                     request_id=request_id,
                     prompt_token_ids=tuple(await prompt_token_ids(request, model)),
-                    sampling=sampling_params(request.sampling, request.response),
                     arrival_s=arrival_s,
                     deadline_s=deadline_s,
                 )
@@ -128,9 +128,9 @@ def _submit(model: ServedModel, accepted: Request, request: pb.GenerateRequest) 
     try:
         model.engine.submit(accepted)
     except InvalidRequest as error:
-        raise invalid(field_path(error.field, request), str(error)) from error
+        raise invalid_field(error, request) from error
     except Overloaded as error:
-        raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", str(error)) from error
+        raise overload(error) from error
     except EngineUnavailable as error:
         raise Refusal(grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED", str(error)) from error
 

@@ -1,4 +1,4 @@
-"""Where a server is in its life (loading, ready, draining), for requests and for health checks.
+"""Where a server is in its life: what requests and health checks are told.
 
 Health services, by name: "" and octavo.v1.Inference say whether requests are taken; "liveness"
 says whether the process is worth keeping, and is SERVING from the start unless the engine breaks.
@@ -20,10 +20,11 @@ _READINESS = ("", INFERENCE_SERVICE)
 
 
 class ServerState(enum.Enum):
-    """The states, in the order in which they come."""
+    """The states, in the order in which they come; a server may be paused and ready in turn."""
 
     LOADING = "loading"
     READY = "ready"
+    PAUSED = "paused"
     DRAINING = "draining"
 
 
@@ -43,6 +44,7 @@ class Lifecycle:
         self.health = health.aio.HealthServicer()
         self._model: ServedModel | None = None
         self._is_sound = True
+        self._is_closed = False
 
     async def begin(self) -> None:
         """Publishes that the process lives and is not ready."""
@@ -56,10 +58,39 @@ class Lifecycle:
             self.state = ServerState.READY
             await self._publish()
 
+    async def pause(self) -> None:
+        """Stops the engine from stepping; requests are taken and wait.
+
+        Raises:
+          Refusal: UNAVAILABLE while loading; FAILED_PRECONDITION while draining, which would hang.
+        """
+        engine = self.loaded_model.engine
+        if self.state is ServerState.DRAINING:
+            raise Refusal(
+                grpc.StatusCode.FAILED_PRECONDITION, "DRAINING", "the server is shutting down"
+            )
+        engine.pause()
+        self.state = ServerState.PAUSED
+        await self._publish()
+
+    async def resume(self) -> None:
+        """Goes on after `pause`, if there was one; raises Refusal while loading."""
+        engine = self.loaded_model.engine
+        if self.state is ServerState.PAUSED:
+            engine.resume()
+            self.state = ServerState.READY
+            await self._publish()
+
     async def set_draining(self) -> None:
-        """From here on new requests are refused; there is no way back."""
+        """Health says no from here on, and a paused engine goes on; there is no way back."""
+        if self.state is ServerState.PAUSED:
+            self.loaded_model.engine.resume()
         self.state = ServerState.DRAINING
         await self._publish()
+
+    def close(self) -> None:
+        """From here on new requests are refused; for a server that drains."""
+        self._is_closed = True
 
     async def set_sound(self, is_sound: bool) -> None:
         """Whether the engine works; one that does not is neither ready nor alive."""
@@ -80,9 +111,9 @@ class Lifecycle:
         """The model that new requests for `name` run on; an empty name is whatever is served.
 
         Raises:
-          Refusal: UNAVAILABLE while loading or draining, NOT_FOUND for another name.
+          Refusal: UNAVAILABLE while loading or once closed, NOT_FOUND for another name.
         """
-        if self.state is ServerState.DRAINING:
+        if self._is_closed:
             raise Refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING", "the server is shutting down")
         model = self.loaded_model
         if name not in ("", model.name):

@@ -27,6 +27,7 @@ class ServerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SERVER_STATE_LOADING: _ClassVar[ServerState]
     SERVER_STATE_READY: _ClassVar[ServerState]
     SERVER_STATE_DRAINING: _ClassVar[ServerState]
+    SERVER_STATE_PAUSED: _ClassVar[ServerState]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -39,6 +40,7 @@ SERVER_STATE_UNSPECIFIED: ServerState
 SERVER_STATE_LOADING: ServerState
 SERVER_STATE_READY: ServerState
 SERVER_STATE_DRAINING: ServerState
+SERVER_STATE_PAUSED: ServerState
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -90,8 +92,30 @@ class ResponseOptions(_message.Message):
     skip_special_tokens: bool
     def __init__(self, logprobs: _Optional[bool] = ..., prompt_logprobs: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
 
+class Scheduling(_message.Message):
+    __slots__ = ("priority", "request_class", "ttft_target_ms", "tpot_target_ms", "queue_ttl_ms")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_TARGET_MS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_TARGET_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    request_class: str
+    ttft_target_ms: float
+    tpot_target_ms: float
+    queue_ttl_ms: float
+    def __init__(self, priority: _Optional[int] = ..., request_class: _Optional[str] = ..., ttft_target_ms: _Optional[float] = ..., tpot_target_ms: _Optional[float] = ..., queue_ttl_ms: _Optional[float] = ...) -> None: ...
+
+class KvOptions(_message.Message):
+    __slots__ = ("cache_salt", "bypass_prefix_cache")
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    BYPASS_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    cache_salt: str
+    bypass_prefix_cache: bool
+    def __init__(self, cache_salt: _Optional[str] = ..., bypass_prefix_cache: _Optional[bool] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "add_special_tokens", "sampling", "response", "parse_special_tokens")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "add_special_tokens", "sampling", "response", "parse_special_tokens", "tenant", "scheduling", "kv")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +125,9 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULING_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -110,7 +137,10 @@ class GenerateRequest(_message.Message):
     sampling: Sampling
     response: ResponseOptions
     parse_special_tokens: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., parse_special_tokens: _Optional[bool] = ...) -> None: ...
+    tenant: str
+    scheduling: Scheduling
+    kv: KvOptions
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., parse_special_tokens: _Optional[bool] = ..., tenant: _Optional[str] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., kv: _Optional[_Union[KvOptions, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("request_id", "prompt_tokens")
@@ -145,12 +175,14 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_s", "ttft_s", "e2e_s")
@@ -285,8 +317,15 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_queued", "num_usable_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready", "finished_total")
+    __slots__ = ("num_running", "num_queued", "num_usable_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready", "finished_total", "num_cached_pages", "num_host_pages", "queued_tokens", "cached_tokens_total", "evicted_pages_total", "exported_pages_total", "imported_pages_total", "is_paused")
     class FinishedTotalEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class EvictedPagesTotalEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +343,14 @@ class GetLoadResponse(_message.Message):
     OUTPUT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     COMPILE_EVENTS_SINCE_READY_FIELD_NUMBER: _ClassVar[int]
     FINISHED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_PAGES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    EXPORTED_PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    IMPORTED_PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_queued: int
     num_usable_pages: int
@@ -315,7 +362,15 @@ class GetLoadResponse(_message.Message):
     output_tokens_total: int
     compile_events_since_ready: int
     finished_total: _containers.ScalarMap[str, int]
-    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_usable_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ..., finished_total: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    num_cached_pages: int
+    num_host_pages: int
+    queued_tokens: int
+    cached_tokens_total: int
+    evicted_pages_total: _containers.ScalarMap[str, int]
+    exported_pages_total: int
+    imported_pages_total: int
+    is_paused: bool
+    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_usable_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ..., finished_total: _Optional[_Mapping[str, int]] = ..., num_cached_pages: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., cached_tokens_total: _Optional[int] = ..., evicted_pages_total: _Optional[_Mapping[str, int]] = ..., exported_pages_total: _Optional[int] = ..., imported_pages_total: _Optional[int] = ..., is_paused: _Optional[bool] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -328,3 +383,39 @@ class AbortResponse(_message.Message):
     FOUND_FIELD_NUMBER: _ClassVar[int]
     found: bool
     def __init__(self, found: _Optional[bool] = ...) -> None: ...
+
+class AbortAllRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AbortAllResponse(_message.Message):
+    __slots__ = ("num_aborted",)
+    NUM_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    num_aborted: int
+    def __init__(self, num_aborted: _Optional[int] = ...) -> None: ...
+
+class PauseRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PauseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("timeout_s",)
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    timeout_s: float
+    def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -221,6 +221,26 @@ class ControlStub:
                 request_serializer=octavo_dot_server_dot_octavo__pb2.AbortRequest.SerializeToString,
                 response_deserializer=octavo_dot_server_dot_octavo__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.AbortAll = channel.unary_unary(
+                '/octavo.v1.Control/AbortAll',
+                request_serializer=octavo_dot_server_dot_octavo__pb2.AbortAllRequest.SerializeToString,
+                response_deserializer=octavo_dot_server_dot_octavo__pb2.AbortAllResponse.FromString,
+                _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/octavo.v1.Control/Pause',
+                request_serializer=octavo_dot_server_dot_octavo__pb2.PauseRequest.SerializeToString,
+                response_deserializer=octavo_dot_server_dot_octavo__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/octavo.v1.Control/Resume',
+                request_serializer=octavo_dot_server_dot_octavo__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=octavo_dot_server_dot_octavo__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/octavo.v1.Control/Drain',
+                request_serializer=octavo_dot_server_dot_octavo__pb2.DrainRequest.SerializeToString,
+                response_deserializer=octavo_dot_server_dot_octavo__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -255,6 +275,39 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AbortAll(self, request, context):
+        """Ends every live request as Abort does, paused or not. New ones are taken as before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """No step begins until Resume; one that runs ends. Requests are taken, and wait within the bounds
+        of the queue; aborts and deadlines take effect. Readiness is NOT_SERVING, liveness SERVING.
+        Pausing twice is no error. FAILED_PRECONDITION once a drain has begun.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Goes on after Pause; no error without one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Begins to shut the process down as SIGTERM does, and answers at once. Readiness is NOT_SERVING
+        from then on. New requests are taken for the withdrawal grace (--withdrawal_grace_s), so that
+        load balancers can withdraw, and get UNAVAILABLE afterwards; running ones may finish. A paused
+        engine is resumed. A SIGTERM that follows does not cut the drain short; a second one does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -277,6 +330,26 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=octavo_dot_server_dot_octavo__pb2.AbortRequest.FromString,
                     response_serializer=octavo_dot_server_dot_octavo__pb2.AbortResponse.SerializeToString,
+            ),
+            'AbortAll': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortAll,
+                    request_deserializer=octavo_dot_server_dot_octavo__pb2.AbortAllRequest.FromString,
+                    response_serializer=octavo_dot_server_dot_octavo__pb2.AbortAllResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=octavo_dot_server_dot_octavo__pb2.PauseRequest.FromString,
+                    response_serializer=octavo_dot_server_dot_octavo__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=octavo_dot_server_dot_octavo__pb2.ResumeRequest.FromString,
+                    response_serializer=octavo_dot_server_dot_octavo__pb2.ResumeResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=octavo_dot_server_dot_octavo__pb2.DrainRequest.FromString,
+                    response_serializer=octavo_dot_server_dot_octavo__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -388,6 +461,114 @@ class Control:
             '/octavo.v1.Control/Abort',
             octavo_dot_server_dot_octavo__pb2.AbortRequest.SerializeToString,
             octavo_dot_server_dot_octavo__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortAll(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Control/AbortAll',
+            octavo_dot_server_dot_octavo__pb2.AbortAllRequest.SerializeToString,
+            octavo_dot_server_dot_octavo__pb2.AbortAllResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Control/Pause',
+            octavo_dot_server_dot_octavo__pb2.PauseRequest.SerializeToString,
+            octavo_dot_server_dot_octavo__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Control/Resume',
+            octavo_dot_server_dot_octavo__pb2.ResumeRequest.SerializeToString,
+            octavo_dot_server_dot_octavo__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Control/Drain',
+            octavo_dot_server_dot_octavo__pb2.DrainRequest.SerializeToString,
+            octavo_dot_server_dot_octavo__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,6 +12,7 @@ from .command_line import EXIT_FAILURE, Command, CommandError, UsageError, check
 from .engine_flags import ALL_FIELDS, define_engine_flags, model_options
 from .model_loading import load_model
 from .progress import ProgressDisplay
+from .scheduling_flags import define_scheduling_flags, scheduling_config
 from .server import ServerConfig
 from .serving import serve_until_stopped
 
@@ -19,6 +20,7 @@ from .serving import serve_until_stopped
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of `octavo serve`."""
     define_engine_flags(values, ALL_FIELDS)
+    define_scheduling_flags(values)
     flags.DEFINE_string(
         "served_model_name",
         None,
@@ -35,22 +37,42 @@ def define_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_float(
+        "withdrawal_grace_s",
+        5.0,
+        "Seconds after SIGTERM in which health says NOT_SERVING and requests are still taken, so "
+        "that load balancers can withdraw; they pass even when nothing runs. Ctrl-C has none.",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
         "drain_timeout_s",
         60.0,
-        "Seconds that running requests may go on after SIGTERM or SIGINT; a second signal stops "
-        "at once.",
+        "Seconds that running requests may go on after that grace; a second signal stops at once.",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "stall_timeout_s",
+        120.0,
+        "Health says NOT_SERVING when requests wait and no step has completed for this many "
+        "seconds; more than any step takes.",
+        lower_bound=1.0,
         flag_values=values,
     )
 
 
 def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     """Serves; returns 0 if every request had ended when it stopped."""
-    drain_timeout_s = values.drain_timeout_s
-    if not 0 <= drain_timeout_s < float("inf"):
-        raise UsageError(f"--drain_timeout_s is {drain_timeout_s}; it must be 0 or more seconds")
+    for name in ("withdrawal_grace_s", "drain_timeout_s", "stall_timeout_s"):
+        seconds = getattr(values, name)
+        if not 0 <= seconds < float("inf"):
+            raise UsageError(f"--{name} is {seconds}; it must be 0 or more seconds")
     if values.served_model_name is not None:
         check_utf8("--served_model_name", values.served_model_name)
-    options = model_options(values, ALL_FIELDS, served_name=values.served_model_name)
+    options = model_options(
+        values,
+        ALL_FIELDS,
+        served_name=values.served_model_name,
+        scheduling=scheduling_config(values),
+    )
     most_live = options.engine.max_num_seqs + options.engine.scheduling.max_num_queued
     config = ServerConfig(
         host=values.host,
@@ -58,6 +80,8 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
         # Twice what the engine takes: the rest are clients that read the end of their answer, and
         # calls that the engine is about to refuse for a better reason.
         max_concurrent_calls=2 * most_live,
+        withdrawal_grace_s=values.withdrawal_grace_s,
+        drain_timeout_s=values.drain_timeout_s,
     )
     display = ProgressDisplay(sys.stderr)
 
@@ -70,7 +94,7 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
             serve_until_stopped(
                 config,
                 functools.partial(load_model, options),
-                drain_timeout_s=drain_timeout_s,
+                stall_timeout_s=values.stall_timeout_s,
                 on_progress=display,
                 announce=announce,
             )

@@ -18,15 +18,13 @@ from . import octavo_pb2_grpc
 from .call_interceptor import MAX_SEND_BYTES, CallInterceptor
 from .concurrency import ConcurrencyGate
 from .control_service import ControlService
+from .drain import Drain
 from .inference_service import InferenceService
 from .lifecycle import CONTROL_SERVICE, INFERENCE_SERVICE, Lifecycle
 from .served_model import ServedModel
-from .streams import Failure, FailureKind, StreamRouter
+from .streams import StreamRouter
 
 MAX_RECEIVE_BYTES = 16 << 20
-
-FLUSH_S = 5.0
-"""How long the last events of requests that a drain gave up may take to reach their clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +38,16 @@ class ServerConfig:
       min_ping_interval_ms: Clients may ping this often, with or without a call; one that pings
         much more often is disconnected. gRPC's own default, 300 s, disconnects well-behaved clients
         during a long prefill (https://github.com/sgl-project/sglang/pull/19986).
+      withdrawal_grace_s: How long a server that drains still takes requests.
+      drain_timeout_s: How long running requests may go on after that.
     """
 
     host: str = "127.0.0.1"
     port: int = 50051
     max_concurrent_calls: int = 2048
     min_ping_interval_ms: int = 10_000
+    withdrawal_grace_s: float = 5.0
+    drain_timeout_s: float = 60.0
 
     def address(self, port: int) -> str:
         """The host and a port as clients write them."""
@@ -59,6 +61,7 @@ class Server:
     Attributes:
       lifecycle: Its state.
       router: Where the engine's outputs go.
+      drain: Ends it in good order.
     """
 
     def __init__(
@@ -67,11 +70,26 @@ class Server:
         *,
         clock: Callable[[], float] = time.monotonic,
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        on_drain_stage: Callable[[str], None] = lambda stage: None,
     ) -> None:
-        """A server that does not listen yet; to be made on the running event loop."""
+        """A server that does not listen yet; to be made on the running event loop.
+
+        Args:
+          config: Where it will listen.
+          clock: Seconds; the engine's monotonic clock.
+          new_request_id: Names requests whose client gave no id.
+          on_drain_stage: Told what a drain is doing, for people.
+        """
         self._config = config
         self.lifecycle = Lifecycle()
         self.router = StreamRouter(asyncio.get_running_loop())
+        self.drain = Drain(
+            self.lifecycle,
+            self.router,
+            timeout_s=config.drain_timeout_s,
+            grace_s=config.withdrawal_grace_s,
+            on_stage=on_drain_stage,
+        )
         gate = ConcurrencyGate(config.max_concurrent_calls)
         self._server = grpc.aio.server(
             interceptors=[CallInterceptor()], options=_channel_options(config)
@@ -83,7 +101,7 @@ class Server:
             self._server,
         )
         octavo_pb2_grpc.add_ControlServicer_to_server(
-            ControlService(self.lifecycle, self.router), self._server
+            ControlService(self.lifecycle, self.router, self.drain), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self.lifecycle.health, self._server)
         reflection.enable_server_reflection(
@@ -117,28 +135,6 @@ class Server:
     async def set_ready(self, model: ServedModel) -> None:
         """Takes requests for this model from here on."""
         await self.lifecycle.set_ready(model)
-
-    async def drain(self, timeout_s: float) -> None:
-        """Refuses new requests and waits for the running ones; ends the rest with Failed."""
-        await self.lifecycle.set_draining()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.router.wait_all_closed()
-        except TimeoutError:
-            await self.give_up(
-                f"the server shut down and the request had not ended {timeout_s:g} s later",
-                FLUSH_S,
-            )
-
-    async def give_up(self, why: str, flush_s: float) -> None:
-        """Ends every running request with Failed; its clients have flush_s seconds to read that."""
-        self.router.fail_all(Failure(FailureKind.SHUTTING_DOWN, why))
-        try:
-            async with asyncio.timeout(flush_s):
-                await self.router.wait_all_closed()
-        except TimeoutError:
-            # Clients that do not read. Stopping cancels their handlers, which abort.
-            pass
 
     async def stop(self, grace_s: float = 0) -> None:
         """Closes the port and ends every call that is open grace_s seconds later."""

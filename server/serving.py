@@ -34,16 +34,19 @@ async def serve_until_stopped(
     config: ServerConfig,
     load: Loader,
     *,
-    drain_timeout_s: float,
+    stall_timeout_s: float,
     on_progress: OnProgress,
     announce: Callable[[str], None],
 ) -> bool:
-    """Serves until SIGTERM or SIGINT; the first one drains, a second one stops at once.
+    """Serves until SIGTERM, SIGINT or Control.Drain; a second signal stops at once.
+
+    SIGTERM and Control.Drain leave load balancers the withdrawal grace; SIGINT, which comes from a
+    person at a terminal, does not.
 
     Args:
-      config: Where to listen.
+      config: Where to listen, and how to drain.
       load: Brings the model.
-      drain_timeout_s: How long running requests may go on after the first signal.
+      stall_timeout_s: An engine with work that completes no step for this long is not healthy.
       on_progress: Told about loading and draining; called on any thread.
       announce: Gets the READY line.
 
@@ -56,15 +59,17 @@ async def serve_until_stopped(
       Exception: Whatever `load` raises.
     """
     loop = asyncio.get_running_loop()
+    server = Server(config, on_drain_stage=lambda stage: on_progress(stage, 0, 0))
     first, second = asyncio.Event(), asyncio.Event()
 
-    def on_signal() -> None:
+    def on_signal(grace_s: float) -> None:
+        # Counted apart from the drain: one that Control.Drain began is not cut short by the SIGTERM
+        # that an orchestrator sends next.
         (second if first.is_set() else first).set()
+        server.drain.begin(grace_s=grace_s)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-
-    server = Server(config)
+    loop.add_signal_handler(signal.SIGTERM, on_signal, config.withdrawal_grace_s)
+    loop.add_signal_handler(signal.SIGINT, on_signal, 0.0)
     port = await server.start()
 
     def on_load_progress(stage: str, done: int, total: int) -> None:
@@ -73,7 +78,7 @@ async def serve_until_stopped(
 
     try:
         loading = _in_thread(lambda: load(server.router.on_outputs, on_load_progress))
-        if not await _before(loading, first):
+        if not await _before(loading, server.drain.begun):
             return False
         model = await loading
         sys.setswitchinterval(SWITCH_INTERVAL_S)  # before, it would only slow the compilations
@@ -82,18 +87,17 @@ async def serve_until_stopped(
             f"READY grpc={config.address(port)} model={model.name} device={model.device} "
             f"pages={model.num_pages} slots={model.max_num_seqs} compile_s={model.compile_s:.1f}"
         )
-        watch = asyncio.create_task(watch_engine(model.engine, server.lifecycle, time.monotonic))
-        await first.wait()
-        if len(server.router):
-            on_progress(
-                f"draining {len(server.router)} streams; a second signal stops at once", 0, 0
+        watch = asyncio.create_task(
+            watch_engine(
+                model.engine, server.lifecycle, time.monotonic, stall_timeout_s=stall_timeout_s
             )
-        is_drained = await _before(asyncio.ensure_future(server.drain(drain_timeout_s)), second)
+        )
+        is_drained = await _before(asyncio.ensure_future(server.drain.ended.wait()), second)
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch
         if not is_drained:
-            await server.give_up("the server was told a second time to shut down", GRACE_S)
+            await server.drain.give_up("the server was told a second time to shut down", GRACE_S)
         # The last event is with the transport; its status may not be yet.
         await server.stop(GRACE_S)
         model.engine.stop()

@@ -1,10 +1,13 @@
 """Refusals: why a call ends with a status other than OK, in the form gRPC clients can act on."""
 
+import datetime
+from collections.abc import Mapping
 from typing import NoReturn, Protocol, runtime_checkable
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 from google.rpc.code_pb2 import Code
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
@@ -37,6 +40,8 @@ class Refusal(Exception):
       reason: One word in capitals for programs, such as QUEUE_FULL.
       message: One sentence for people; what is too long for a status is cut out of its middle.
       field: Path of the request's field that is at fault, or None.
+      metadata: More for programs, by name.
+      retry_after_s: In how many seconds the same request may be let in, or None if nobody knows.
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class Refusal(Exception):
         message: str,
         *,
         field: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         """See the attributes."""
         self.message = _shortened(message)
@@ -53,6 +60,8 @@ class Refusal(Exception):
         self.code = code
         self.reason = reason
         self.field = field
+        self.metadata = dict(metadata or {})
+        self.retry_after_s = retry_after_s
 
     def to_status(self) -> grpc.Status:
         """The status with its google.rpc details.
@@ -60,7 +69,13 @@ class Refusal(Exception):
         Source: https://google.aip.dev/193 and google/rpc/error_details.proto.
         """
         status = Status(code=Code.Value(self.code.name), message=self.message)
-        status.details.add().Pack(ErrorInfo(reason=self.reason, domain=ERROR_DOMAIN))
+        status.details.add().Pack(
+            ErrorInfo(reason=self.reason, domain=ERROR_DOMAIN, metadata=self.metadata)
+        )
+        if self.retry_after_s is not None:
+            delay = Duration()
+            delay.FromTimedelta(datetime.timedelta(seconds=self.retry_after_s))
+            status.details.add().Pack(RetryInfo(retry_delay=delay))
         if self.field is not None:
             violation = BadRequest.FieldViolation(field=self.field, description=self.message)
             status.details.add().Pack(BadRequest(field_violations=[violation]))

@@ -173,6 +173,10 @@ class StreamRouter:
             and request_id not in self._abandoned
         )
 
+    def num_running(self) -> int:
+        """Requests for which `is_running` holds."""
+        return sum(map(self.is_running, self._streams))
+
     def fail_all(self, failure: Failure) -> None:
         """Ends every stream."""
         for stream in self._streams.values():

@@ -168,7 +168,11 @@ def test_cancellations_from_another_thread(
                 changed.wait(0.01)
     for name in victims:
         thread.abort(name)
-    assert thread.drain(60.0)
+    with changed:
+        all_names = {*victims, *expected}
+        assert changed.wait_for(
+            lambda: all_names == {n for n, one in answers.items() if one.finish_reason}, 60.0
+        )
     load = thread.load()
     thread.stop()
     assert thread.join(10.0)

@@ -1,6 +1,7 @@
 """The thread and those around it. A gate in `fetch` stops the device where a test needs it."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import override
 
@@ -82,6 +83,13 @@ class Rig:
         """Looks again after every call of on_outputs."""
         with self._arrived:
             assert self._arrived.wait_for(is_met, WAIT_S)
+
+    def wait_until_idle(self) -> None:
+        """Until the thread has nothing to do but to sleep."""
+        give_up_s = time.monotonic() + WAIT_S
+        while self.engine.has_work:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.001)
 
     def expected(self, wanted: Request) -> Answer:
         return run_alone(wanted, self.config, self.limits)
@@ -180,7 +188,7 @@ def test_an_abort_takes_effect_before_the_next_step(rig: Rig, num_prompt: int, n
     assert answers["a"].finish_reason is FinishReason.CANCELLED
     assert len(answers["a"].token_ids) <= 1, "only the step that was being read can bring one"
     if num_others == 0:
-        assert rig.thread.drain(WAIT_S)
+        rig.wait_until_idle()
         assert len(rig.executor.keys) == num_dispatched
         assert rig.thread.load().num_free_pages == 64
 
@@ -222,7 +230,7 @@ def test_the_thread_sleeps_while_nothing_is_live(rig: Rig, monkeypatch: pytest.M
     """Fails if the loop polls: steps would be taken between two requests."""
     rig.thread.submit(request("a", max_tokens=2))
     rig.wait_for("a")
-    assert rig.thread.drain(WAIT_S)
+    rig.wait_until_idle()
     steps: list[int] = []
     monkeypatch.setattr(rig.engine, "step", lambda: steps.append(1) or [])
     threading.Event().wait(0.05)
@@ -243,35 +251,6 @@ def test_an_id_is_free_again_when_its_last_output_arrives(rig: Rig):
     assert not rig.thread.load().failed, "the submit raised"
 
 
-def test_drain_lets_requests_end_and_takes_no_new_ones(rig: Rig):
-    wanted = request("a", range(9), max_tokens=9)
-    rig.close_gate()
-    rig.thread.submit(wanted)
-    assert not rig.thread.drain(0.0)
-    with pytest.raises(EngineUnavailable, match="shutting down"):
-        rig.thread.submit(request("b"))
-    rig.executor.gate.set()
-    assert rig.thread.drain(WAIT_S)
-    assert rig.answers() == {"a": rig.expected(wanted)}, "the last output came after the drain"
-
-
-def test_drain_waits_until_the_last_outputs_have_arrived(rig: Rig):
-    """Their receiver may be taken down after it."""
-    is_receiving, may_return = threading.Event(), threading.Event()
-
-    def receive() -> None:
-        is_receiving.set()
-        assert may_return.wait(WAIT_S)
-
-    rig.on_call = receive
-    rig.thread.submit(request("a", max_tokens=1))
-    assert is_receiving.wait(WAIT_S)
-    assert not rig.thread.drain(0.01)
-    may_return.set()
-    assert rig.thread.drain(WAIT_S)
-    assert set(rig.answers()) == {"a"}
-
-
 def test_stop_ends_every_request_and_the_thread(rig: Rig):
     rig.close_gate()
     for number in range(9):
@@ -285,6 +264,92 @@ def test_stop_ends_every_request_and_the_thread(rig: Rig):
     answers = rig.answers()
     assert len(answers) == 9
     assert all(answer.finish_reason is FinishReason.ERROR for answer in answers.values())
+
+
+def test_paused_no_step_begins_and_the_one_in_flight_is_handed_over(rig: Rig):
+    wanted = request("a", range(3), max_tokens=9)
+    rig.close_gate()
+    rig.thread.submit(wanted)
+    rig.wait_until_fetching()
+    rig.thread.pause()
+    assert rig.thread.load().is_paused
+    num_dispatched = len(rig.executor.keys)
+    rig.executor.gate.set()
+    # It was reading one step with the next in flight: two tokens.
+    rig.wait_until(lambda: sum(len(output.token_ids) for [output] in rig.calls) == 2)
+    rig.thread.submit(request("b", max_tokens=2))
+    threading.Event().wait(0.3)
+    assert len(rig.executor.keys) == num_dispatched
+    assert len(rig.calls) == 2
+    assert rig.thread.load().num_queued == 1
+    rig.thread.pause()  # twice is no error
+    rig.thread.resume()
+    assert not rig.thread.load().is_paused
+    answers = rig.wait_for("a", "b")
+    assert answers["a"] == rig.expected(wanted), "a token was lost or came twice"
+    rig.thread.resume()
+
+
+def test_aborts_and_deadlines_take_effect_while_paused(rig: Rig):
+    """Case 6.7: fails if what ended is let go only when a step runs."""
+    rig.close_gate()
+    for name in ("running", "late"):
+        rig.thread.submit(request(name, max_tokens=50, deadline_s=9.0 if name == "late" else None))
+    rig.wait_until_fetching()
+    rig.thread.pause()
+    rig.executor.gate.set()
+    rig.thread.submit(request("waiting", max_tokens=50))
+    rig.thread.submit(request("late too", max_tokens=50, deadline_s=9.0))
+    rig.thread.abort("running")
+    rig.thread.abort("running")  # twice is no error, and brings one end
+    rig.thread.abort("waiting", FinishReason.DEADLINE)
+    answers = rig.wait_for("running", "waiting")
+    assert answers["running"].finish_reason is FinishReason.CANCELLED
+    assert answers["waiting"] == Answer(finish_reason=FinishReason.DEADLINE)
+    rig.clock.now_s = 9.0
+    answers = rig.wait_for("late", "late too")
+    assert answers["late"].finish_reason is FinishReason.DEADLINE
+    assert answers["late too"] == Answer(finish_reason=FinishReason.DEADLINE)
+    load = rig.thread.load()
+    assert (load.num_running, load.num_queued, load.num_free_pages) == (0, 0, 64)
+    assert load.finished_total[FinishReason.CANCELLED] == 1
+    assert load.is_paused
+
+
+def test_all_that_was_submitted_is_aborted_and_what_comes_later_is_not(rig: Rig):
+    rig.close_gate()
+    names = [f"r{number}" for number in range(9)]
+    for name in names:
+        rig.thread.submit(request(name, max_tokens=50))
+    rig.wait_until_fetching()
+    rig.thread.submit(request("right before", max_tokens=50))
+    rig.thread.abort_all(FinishReason.CANCELLED)
+    rig.thread.abort_all(FinishReason.CANCELLED)
+    rig.thread.submit(request("after", max_tokens=3))
+    rig.executor.gate.set()
+    answers = rig.wait_for(*names, "right before", "after")
+    assert answers.pop("after").finish_reason is FinishReason.LENGTH
+    assert {a.finish_reason for a in answers.values()} == {FinishReason.CANCELLED}
+    rig.thread.abort_all(FinishReason.CANCELLED)  # nothing is live
+    assert rig.thread.load().finished_total[FinishReason.CANCELLED] == 10
+
+
+def test_a_pause_is_no_lack_of_progress_afterwards():
+    """A health check would take the time before it for a hang."""
+    rig = Rig()
+    rig.thread.submit(request("a", max_tokens=2))
+    rig.thread.pause()
+    rig.clock.now_s = 3600.0
+    rig.thread.resume()
+    assert rig.thread.load().progress_s == 3600.0
+
+
+def test_a_paused_engine_stops(rig: Rig):
+    rig.thread.pause()
+    rig.thread.submit(request("a", max_tokens=50))
+    rig.thread.stop()
+    assert rig.thread.join(WAIT_S)
+    assert rig.answers()["a"].finish_reason is FinishReason.ERROR
 
 
 def test_a_step_that_hangs_is_not_waited_for(rig: Rig):

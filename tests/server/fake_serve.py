@@ -15,7 +15,7 @@ from .fakes import FakeEngine, OnOutputs, served
 STEP_S = 0.02
 
 
-def main(load_s: float, drain_timeout_s: float, hangs: bool) -> int:
+def main(load_s: float, drain_timeout_s: float, grace_s: float, hangs: bool) -> int:
     def load(on_outputs: OnOutputs, on_progress: OnProgress) -> ServedModel:
         on_progress("compiling", 12, 20)
         time.sleep(load_s)
@@ -35,9 +35,9 @@ def main(load_s: float, drain_timeout_s: float, hangs: bool) -> int:
 
     is_drained = asyncio.run(
         serve_until_stopped(
-            ServerConfig(port=0),
+            ServerConfig(port=0, drain_timeout_s=drain_timeout_s, withdrawal_grace_s=grace_s),
             load,
-            drain_timeout_s=drain_timeout_s,
+            stall_timeout_s=120.0,
             on_progress=ProgressDisplay(sys.stderr),
             announce=announce,
         )
@@ -46,4 +46,5 @@ def main(load_s: float, drain_timeout_s: float, hangs: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "hangs"))
+    *numbers, behaviour = sys.argv[1:]
+    sys.exit(main(*map(float, numbers), behaviour == "hangs"))

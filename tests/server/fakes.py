@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from octavo.configs.engine_config import EngineConfig
 from octavo.configs.scheduling_config import SchedulingConfig
-from octavo.engine.admission import EngineLimits, admit, check_room
+from octavo.engine.admission import EngineLimits, Overloaded, admit, check_room
 from octavo.engine.request import (
     FinishReason,
     Load,
@@ -63,9 +63,13 @@ class FakeEngine:
         self._ending: dict[str, FinishReason] = {}
         self._lock = threading.Lock()
         self.hangs = False  # in a step, so that it never ends
+        self.is_paused = False
+        self.refusal: Overloaded | None = None  # what `submit` raises
 
     def submit(self, request: Request) -> None:
         with self._lock:
+            if self.refusal is not None:
+                raise self.refusal
             state = admit(request, self._config, self._limits)
             check_room(request.request_id, self._live, self._config)
             self._live[request.request_id] = state
@@ -87,6 +91,16 @@ class FakeEngine:
             if request_id in self._live:
                 self._ending[request_id] = reason
 
+    def abort_all(self, reason: FinishReason) -> None:
+        for request_id in list(self._live):
+            self.abort(request_id, reason)
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+
     def load(self) -> Load:
         num_running = min(len(self._live), self._config.max_num_seqs)
         return Load(
@@ -99,7 +113,15 @@ class FakeEngine:
             prompt_tokens_total=sum(len(request.prompt_token_ids) for request in self.submitted),
             output_tokens_total=0,
             finished_total={FinishReason.STOP: 2},
+            num_cached_pages=11,
+            num_host_pages=12,
+            queued_tokens=13,
+            cached_tokens_total=14,
+            evicted_pages_total={"capacity": 15},
+            exported_pages_total=16,
+            imported_pages_total=17,
             progress_s=self.progress_s,
+            is_paused=self.is_paused,
             failed=self.failed,
         )
 
@@ -110,12 +132,15 @@ class FakeEngine:
         return self.is_stopped and not self.hangs
 
     def step(self, num_steps: int = 1) -> None:
+        """Paused, it only lets go what was aborted."""
         for _ in range(num_steps):
             self.num_steps += 1
             with self._lock:
                 states = list(self._live.values())
                 outputs = [
-                    self._advance(state, is_running=index < self._config.max_num_seqs)
+                    self._advance(
+                        state, is_running=index < self._config.max_num_seqs and not self.is_paused
+                    )
                     for index, state in enumerate(states)
                 ]
                 outputs = [output for output in outputs if output is not None]
@@ -171,6 +196,7 @@ class FakeEngine:
             finish_reason=reason,
             stop_token_id=new[-1] if reason is FinishReason.STOP else None,
             error=self.errors.get(request.request_id),
+            num_cached_tokens=2,
             num_preemptions=3,
             timings=Timings(
                 arrival_s=arrival_s,

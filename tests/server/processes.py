@@ -38,7 +38,8 @@ def server_process(command: list[str], *, wait: bool = True) -> Generator[Server
 
 
 def fake_server_command(
-    *, load_s: float = 0, drain_timeout_s: float = 30, hangs: bool = False
+    *, load_s: float = 0, drain_timeout_s: float = 30, grace_s: float = 0, hangs: bool = False
 ) -> list[str]:
-    command = [sys.executable, "-m", "tests.server.fake_serve", str(load_s), str(drain_timeout_s)]
+    numbers = map(str, (load_s, drain_timeout_s, grace_s))
+    command = [sys.executable, "-m", "tests.server.fake_serve", *numbers]
     return [*command, "hangs" if hangs else "ends"]

@@ -56,7 +56,7 @@ def test_events_come_in_order_and_say_everything() -> None:
             assert events[-2].finished.reason == pb.FINISH_REASON_LENGTH
             assert not events[-2].finished.HasField("stop_token_id")
             end = events[-1].completed
-            assert end.usage == pb.Usage(prompt_tokens=5, completion_tokens=3)
+            assert end.usage == pb.Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=2)
             assert (end.timings.queue_s, end.timings.ttft_s, end.timings.e2e_s) == (0.25, 0.5, 1)
             assert end.num_preemptions == 3
             assert await call.code() is grpc.StatusCode.OK

@@ -1,5 +1,6 @@
 """The command line: help, errors in one line, and generate and chat against a (fake) server."""
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.configs.scheduling_config import SchedulingConfig
 from octavo.server.main import COMMANDS, main
 
 from .processes import ROOT, fake_server_command, server_process
@@ -55,9 +57,10 @@ def test_help_has_every_serve_flag_with_its_default(capsys: pytest.CaptureFixtur
         *("model", "host", "port", "dtype", "max_num_seqs", "max_num_batched_tokens"),
         *("prefill_chunk_tokens", "max_model_len", "page_size", "num_pages", "kv_cache_bytes"),
         *("seed", "max_num_queued", "served_model_name", "compilation_cache_dir"),
-        "drain_timeout_s",
+        *("withdrawal_grace_s", "drain_timeout_s", "stall_timeout_s", "host_kv_bytes"),
+        *(field.name for field in dataclasses.fields(SchedulingConfig)),
     ):
-        assert f"  --{flag}=" in out
+        assert f"  --{flag}=" in out or f"  --[no]{flag}\n" in out, flag
     assert "(default: 50051)" in out
     assert "(default: smollm2-135m-instruct)" in out
 
@@ -215,7 +218,7 @@ def test_generate_prints_text_and_a_summary(
     out, errors = capsys.readouterr()
     assert out == "hiéhi\n"
     assert errors == (
-        "4 prompt + 6 output tokens, ended by length, first token after 0.500 s, "
+        "4 prompt (2 cached) + 6 output tokens, ended by length, first token after 0.500 s, "
         "then 10.0 tokens/s\n"
     )
 
@@ -231,7 +234,7 @@ def test_generate_json_has_everything(address: str, capsys: pytest.CaptureFixtur
         "token_ids": [65, 66, 67],
         "finish_reason": "stop",
         "stop_token_id": 67,
-        "usage": {"prompt_tokens": 3, "completion_tokens": 3},
+        "usage": {"prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 2},
         "timings": {"queue_s": 0.25, "ttft_s": 0.5, "e2e_s": 1.0},
         "num_preemptions": 3,
         "logprobs": [0, -1, -2],

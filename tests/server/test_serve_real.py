@@ -38,6 +38,7 @@ def test_serve_generate_and_sigterm(default_model_path: Path) -> None:
         (ROOT / "tests" / "goldens" / "smollm2-135m-instruct.json").read_text(encoding="utf-8")
     )
     serve = [*OCTAVO, "serve", "--port=0", f"--model={default_model_path}", *SMALL]
+    serve.append("--withdrawal_grace_s=0")
     with server_process(serve) as server:
         assert server.ready_line.startswith("READY grpc=127.0.0.1:")
         options = [f"--server={server.address}", f"--max_tokens={NUM_TOKENS}", "--ignore_eos"]

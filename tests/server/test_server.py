@@ -54,7 +54,8 @@ def test_from_loading_over_ready_to_draining() -> None:
             assert await health(at) == (True, True, True)
             assert await state() == pb.SERVER_STATE_READY
 
-            await at.server.drain(timeout_s=1)
+            at.server.drain.begin(timeout_s=1.0, grace_s=0.0)
+            await at.server.drain.ended.wait()
             assert await health(at) == (False, False, True)
             assert await state() == pb.SERVER_STATE_DRAINING
             error = await refused(at.inference.Generate(request()).read())
@@ -68,7 +69,8 @@ def test_from_loading_over_ready_to_draining() -> None:
 def test_a_model_that_comes_during_the_drain_does_not_make_it_ready() -> None:
     async def scenario() -> None:
         async with running(is_ready=False) as at:
-            await at.server.drain(timeout_s=1)
+            at.server.drain.begin()
+            await at.server.drain.ended.wait()  # nothing was taken, so there is no grace
             await at.server.set_ready(served(at.engine))
             assert await health(at) == (False, False, True)
 
@@ -117,6 +119,13 @@ def test_model_info_and_load() -> None:
                 steps_total=2,
                 prompt_tokens_total=15,
                 finished_total={"stop": 2},
+                num_cached_pages=11,
+                num_host_pages=12,
+                queued_tokens=13,
+                cached_tokens_total=14,
+                evicted_pages_total={"capacity": 15},
+                exported_pages_total=16,
+                imported_pages_total=17,
             )
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""Readiness follows progress."""
+"""Case 6.7: readiness follows progress."""
 
 import asyncio
 
@@ -25,7 +25,9 @@ def test_failure_and_stall_are_seen_and_idleness_is_neither(
             seen.append(is_sound)
 
         monkeypatch.setattr(lifecycle, "set_sound", record)
-        watch = asyncio.create_task(watchdog.watch_engine(engine, lifecycle, lambda: now_s))
+        watch = asyncio.create_task(
+            watchdog.watch_engine(engine, lifecycle, lambda: now_s, stall_timeout_s=50.0)
+        )
 
         async def verdict() -> bool:
             seen.clear()
@@ -36,9 +38,15 @@ def test_failure_and_stall_are_seen_and_idleness_is_neither(
         assert await verdict()  # idle for long
         engine.submit_text("hello", arrival_s=1000.0)
         assert not await verdict()  # no step since there is work
-        engine.progress_s = 990.0
-        assert await verdict()
+        engine.is_paused = True
+        assert await verdict()  # nothing steps, and nothing should
+        engine.is_paused = False
+        engine.progress_s = 950.0
+        assert await verdict()  # busy: the step may take this long
+        engine.progress_s = 949.0
+        assert not await verdict()
         engine.failed = True
+        engine.progress_s = 1000.0
         assert not await verdict()
         watch.cancel()
 
