@@ -6,8 +6,9 @@ engine.engine_thread). JAX stays behind the Executor.
 
 import logging
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,8 +18,9 @@ from . import packing
 from .admission import EngineLimits, pick_seed
 from .packing import Sample
 from .request import FinishReason, Load, RequestOutput, Timings
-from .schedule import PrefillChunk, RequestState
+from .schedule import PrefillChunk, RequestState, Schedule, Transfer, TransferKind
 from .scheduler import Scheduler
+from .step_costs import StepCosts
 from .step_shapes import StepKey, StepShapes
 
 logger = logging.getLogger(__name__)
@@ -34,22 +36,31 @@ class Executor(Protocol):
     def fetch(self, result: Any) -> np.ndarray:
         """Waits for what `dispatch` returned and brings it to the host."""
 
+    def export_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Starts to copy each (page, handle) to host memory, as steps dispatched so far leave it."""
+
+    def import_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Starts to copy each (handle, page) back, for steps dispatched from here on."""
+
+    def drop_pages(self, handles: Sequence[int]) -> None:
+        """Forgets copies in host memory."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _DispatchedStep:
-    """A step that was not read yet. The generations are those at dispatch.
+    """A step that was not read yet.
 
     Attributes:
       key: Its executable.
+      schedule: What it does.
       result: What dispatch returned.
-      decodes: Request and generation of each decode row.
-      chunks: Prompt chunk and its request's generation of each segment.
+      at_s: When it was dispatched.
     """
 
     key: StepKey
+    schedule: Schedule
     result: Any
-    decodes: tuple[tuple[RequestState, int], ...]
-    chunks: tuple[tuple[PrefillChunk, int], ...]
+    at_s: float
 
 
 class Engine:
@@ -69,6 +80,9 @@ class Engine:
         limits: EngineLimits,
         executor: Executor,
         clock: Callable[[], float],
+        costs: StepCosts,
+        *,
+        max_host_pages: int = 0,
     ) -> None:
         """Starts idle.
 
@@ -77,6 +91,8 @@ class Engine:
           limits: What model and memory allow.
           executor: Runs the steps.
           clock: Seconds; monotonic; the clock of arrival_s and deadline_s.
+          costs: What steps are predicted to take.
+          max_host_pages: Pages that the executor may hold in host memory.
         """
         self.config = config
         self.limits = limits
@@ -85,15 +101,14 @@ class Engine:
         self._clock = clock
         self._shapes = StepShapes.from_config(config)
         self._layouts = {layout.key: layout for layout in packing.upload_layouts(config)}
-        self._scheduler = Scheduler(config, limits.num_pages)
+        self._scheduler = Scheduler(config, limits.num_pages, costs, max_host_pages=max_host_pages)
         self._in_flight: _DispatchedStep | None = None
         self._outputs: list[RequestOutput] = []  # for the end of the step
         self._steps_total = 0
-        self._preemptions_total = 0
         self._prompt_tokens_total = 0
         self._output_tokens_total = 0
         self._finished_total: Counter[FinishReason] = Counter()
-        self._progress_s = clock()
+        self._progress_s = self._read_s = clock()
 
     @property
     def has_work(self) -> bool:
@@ -132,21 +147,29 @@ class Engine:
         Never raises for what a step did: if one fails, every request ends with an error, after
         what the step brought for it by then, and `failure` says why.
         """
+        return self._advance(is_dispatching=True)
+
+    def collect(self) -> list[RequestOutput]:
+        """As `step`, but no step is dispatched: for an engine that is paused."""
+        return self._advance(is_dispatching=False)
+
+    def _advance(self, *, is_dispatching: bool) -> list[RequestOutput]:
         try:
             now_s = self._clock()
             for state in self._scheduler.expired(now_s):
                 self._end(state, FinishReason.DEADLINE)
             unread = self._in_flight
-            self._in_flight = self._dispatch_next(now_s)
+            self._in_flight = self._dispatch_next(now_s) if is_dispatching else None
             if unread is not None:
                 self._read(unread)
+            if unread is not None or self._in_flight is not None:
+                self._progress_s = self._clock()
         except Exception as failure:
             # Whatever it was, device and host may no longer agree on what the slots hold.
             logger.exception("a step failed; the engine stops")
             self.fail(failure)
-        self._progress_s = self._clock()
-        outputs = self._outputs.copy()
-        self._outputs.clear()
+        outputs = self._outputs
+        self._outputs = []
         return outputs
 
     def fail(self, failure: Exception) -> None:
@@ -158,16 +181,26 @@ class Engine:
     def load(self) -> Load:
         """How busy it is, and what it did so far."""
         scheduler = self._scheduler
+        memory = scheduler.memory
         return Load(
             num_queued=len(scheduler.waiting),
             num_running=len(scheduler.running) + len(scheduler.ending),
-            num_usable_pages=scheduler.pool.num_usable,
-            num_free_pages=scheduler.pool.num_free,
+            num_usable_pages=memory.pool.num_usable,
+            num_free_pages=memory.num_available,
+            num_cached_pages=memory.cache.num_unheld,
+            num_host_pages=memory.cache.num_host_pages,
+            queued_tokens=scheduler.queued_tokens,
             steps_total=self._steps_total,
-            preemptions_total=self._preemptions_total,
+            preemptions_total=scheduler.preemptions_total,
             prompt_tokens_total=self._prompt_tokens_total,
+            cached_tokens_total=scheduler.cached_tokens_total,
             output_tokens_total=self._output_tokens_total,
             finished_total={reason: self._finished_total[reason] for reason in FinishReason},
+            evicted_pages_total={
+                reason.value: count for reason, count in memory.cache.evicted.items()
+            },
+            exported_pages_total=memory.exported_pages,
+            imported_pages_total=memory.imported_pages,
             progress_s=self._progress_s,
             failed=self.failure is not None,
         )
@@ -180,50 +213,60 @@ class Engine:
         schedule = self._scheduler.schedule(now_s)
         if schedule is None:
             return None
-        self._preemptions_total += len(schedule.preempted)
         self._prompt_tokens_total += sum(
             len(chunk.state.request.prompt_token_ids)
             for chunk in schedule.chunks
-            if chunk.is_insert and chunk.state.generation == 1
+            if chunk.is_insert and not chunk.state.num_preemptions
         )
+        if schedule.transfers:
+            self._transfer(schedule.transfers)
         num_chunk_tokens = sum(chunk.length for chunk in schedule.chunks)
         key = self._shapes.key_for(len(schedule.decodes), num_chunk_tokens)
         result = self._executor.dispatch(key, packing.pack(schedule, self._layouts[key]))
         self._steps_total += 1
-        return _DispatchedStep(
-            key=key,
-            result=result,
-            decodes=tuple((state, state.generation) for state in schedule.decodes),
-            chunks=tuple((chunk, chunk.state.generation) for chunk in schedule.chunks),
-        )
+        return _DispatchedStep(key=key, schedule=schedule, result=result, at_s=now_s)
+
+    def _transfer(self, transfers: Sequence[Transfer]) -> None:
+        """Starts copies between device and host memory, each run of one kind together."""
+        for kind, run in groupby(transfers, lambda transfer: transfer.kind):
+            match kind:
+                case TransferKind.EXPORT:
+                    self._executor.export_pages([(each.page, each.handle) for each in run])
+                case TransferKind.IMPORT:
+                    self._executor.import_pages([(each.handle, each.page) for each in run])
+                case TransferKind.DROP:
+                    self._executor.drop_pages([each.handle for each in run])
 
     def _read(self, step: _DispatchedStep) -> None:
         """Waits for a step and hands its tokens to their requests, in the order of its rows."""
         result = packing.unpack(step.key, self._executor.fetch(step.result))
         read_s = self._clock()
+        schedule = step.schedule
+        # The step began when it was dispatched, or when the one before it was done.
+        self._scheduler.observe(schedule, read_s - max(step.at_s, self._read_s))
+        self._read_s = read_s
         # The result has rows and segments of padding at the end.
-        for (state, generation), sample in zip(step.decodes, result.decodes, strict=False):
-            if self._is_current(state, generation):
+        for state, generation, sample in zip(
+            schedule.decodes, schedule.generations, result.decodes, strict=False
+        ):
+            if state.generation == generation:
                 self._take_sample(state, sample, (), read_s)
         at = 0
-        for (chunk, generation), sample in zip(step.chunks, result.chunks, strict=False):
-            if self._is_current(chunk.state, generation):
+        for chunk, sample in zip(schedule.chunks, result.chunks, strict=False):
+            if chunk.state.generation == chunk.generation:
                 logprobs = result.chunk_logprobs[at : at + chunk.length].tolist()
                 fresh = _fresh_prompt_logprobs(chunk, logprobs)
                 if chunk.is_last:
-                    self._take_sample(chunk.state, sample, fresh, read_s)
-                elif fresh:
-                    self._outputs.append(
-                        RequestOutput(
-                            request_id=chunk.state.request.request_id, prompt_logprobs=fresh
+                    self._take_sample(chunk.state, sample, fresh, read_s, chunk)
+                else:
+                    self._scheduler.take_chunk(chunk, None)
+                    if fresh:
+                        self._outputs.append(
+                            RequestOutput(
+                                request_id=chunk.state.request.request_id, prompt_logprobs=fresh
+                            )
                         )
-                    )
             at += chunk.length
-
-    def _is_current(self, state: RequestState, generation: int) -> bool:
-        """The request has not ended, nor started over, since it was in the step."""
-        live = self._scheduler.live.get(state.request.request_id)
-        return live is state and state.generation == generation
 
     def _take_sample(
         self,
@@ -231,13 +274,18 @@ class Engine:
         sample: Sample,
         prompt_logprobs: tuple[float, ...],
         read_s: float,
+        chunk: PrefillChunk | None = None,
     ) -> None:
+        """A token came for a request that is live, from a decode row or its last chunk."""
         if not sample.status & packing.VALID:
             # Host and device disagree on this request; the others are not touched by that.
             logger.error("no token came for %s, which is live", state.request.request_id)
             self._end(state, FinishReason.ERROR, error="the engine lost track of the request")
             return
-        state.output_token_ids.append(sample.token_id)
+        if chunk is None:
+            self._scheduler.take_token(state, sample.token_id)
+        else:
+            self._scheduler.take_chunk(chunk, sample.token_id)
         self._output_tokens_total += 1
         if state.first_token_s is None:
             state.first_token_s = read_s
@@ -265,20 +313,21 @@ class Engine:
         error: str | None = None,
     ) -> None:
         """Frees what a request holds and makes `output`, or an empty one, its last."""
-        self._scheduler.remove(state)
+        now_s = self._clock()
+        self._scheduler.remove(state, now_s)
         self._finished_total[reason] += 1
         self._outputs.append(
-            replace(
-                output or RequestOutput(request_id=state.request.request_id),
+            (output or RequestOutput(request_id=state.request.request_id))._replace(
                 finish_reason=reason,
                 stop_token_id=stop_token_id,
                 error=error,
+                num_cached_tokens=state.num_cached_tokens,
                 num_preemptions=state.num_preemptions,
                 timings=Timings(
                     arrival_s=state.request.arrival_s,
                     admitted_s=state.admitted_s,
                     first_token_s=state.first_token_s,
-                    finished_s=self._clock(),
+                    finished_s=now_s,
                 ),
             )
         )

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..configs.engine_config import EngineConfig
 from .schedule import Schedule
-from .step_shapes import StepKey, StepShapes
+from .step_shapes import HIT_PAGE_ENTRIES, StepKey, StepShapes
 
 # Columns of a slot row: the same in an upload and in device state. max_stop_ids columns of stop ids
 # follow, padded with NO_TOKEN. A step changes those from TOKEN to POSITION and no others.
@@ -84,7 +84,7 @@ class UploadLayout:
             "slot_rows": (key.segments, STOP_IDS + self.max_stop_ids),
             # A decode row starts at most one page; a segment of n tokens at most n / page_size + 1.
             "page_entries": (
-                key.rows + key.chunk // self.page_size + key.segments,
+                key.rows + key.chunk // self.page_size + key.segments + HIT_PAGE_ENTRIES,
                 ENTRY_COLUMNS,
             ),
             "decode_slots": (key.rows,),

@@ -1,6 +1,6 @@
 """PagePool: which pages of the KV cache are free. Page numbers only; knows no requests. No JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 
 class PagePool:
@@ -24,8 +24,7 @@ class PagePool:
         self.num_pages = num_pages
         # A stack, so that the page given back last, warm in the caches, goes out first.
         self._free = list(range(num_pages - 1, 0, -1))
-        # Holders of each page: 0 or 1 until requests share the pages of a common prefix.
-        self._holders = [0] * num_pages
+        self._is_free = [False, *[True] * (num_pages - 1)]
 
     @property
     def num_usable(self) -> int:
@@ -34,7 +33,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages that are neither held nor cached."""
         return len(self._free)
 
     def allocate(self, count: int) -> list[int]:
@@ -43,31 +42,34 @@ class PagePool:
         Raises:
           ValueError: fewer are free. Nothing was handed out.
         """
-        if not 0 <= count <= self.num_free:
+        if not 0 <= count <= len(self._free):
             raise ValueError(
                 f"count is {count}; it must be in [0, {self.num_free}], the free pages"
             )
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
-            self._holders[page] += 1
+            self._is_free[page] = False
         return pages
 
-    def free(self, pages: Sequence[int]) -> None:
-        """Takes pages back.
+    def free(self, pages: Iterable[int]) -> None:
+        """Takes pages back, the last of them first to go out again.
 
         Raises:
-          ValueError: one of them is not held; pages before it were taken back.
+          ValueError: one of them is not handed out; pages before it were taken back.
         """
-        for page in reversed(pages):
-            if not 0 < page < self.num_pages or self._holders[page] == 0:
-                raise ValueError(f"page is {page}; it must be one that is held")
-            self._holders[page] -= 1
+        for page in pages:
+            if not 0 < page < self.num_pages or self._is_free[page]:
+                raise ValueError(f"page is {page}; it must be one that is handed out")
+            self._is_free[page] = True
             self._free.append(page)
 
+    def taken(self) -> set[int]:
+        """The pages that are handed out. For checks."""
+        return {page for page in range(1, self.num_pages) if not self._is_free[page]}
+
     def check(self) -> None:
-        """Asserts that every page but page 0 is either free, once, or held."""
+        """Asserts that the stack and the marks agree, and that page 0 is in neither."""
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
-        held = {page for page, holders in enumerate(self._holders) if holders}
-        assert not free & held, f"pages {sorted(free & held)} are free and held"
-        assert free | held == set(range(1, self.num_pages)), "a page is lost, or page 0 is in use"
+        assert 0 not in free, "page 0 is free to be used"
+        assert free == {page for page, is_free in enumerate(self._is_free) if is_free}

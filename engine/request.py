@@ -6,6 +6,7 @@ a process border unchanged. Text never does: tokenizers live on the front end's 
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 class FinishReason(enum.Enum):
@@ -104,9 +105,10 @@ class Timings:
     finished_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """What one step brought for one request. Deltas, never cumulative.
+
+    A tuple, because one is made for every token.
 
     Attributes:
       request_id: Whose.

@@ -1,8 +1,16 @@
 """What the scheduler decides about: live requests, and the step that is next. No JAX."""
 
+import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from .events import Event
+from .prefix_cache import CachedPage
 from .request import Request
+from .token_chain import TokenChain
+
+type Rank = tuple[float | int, ...]
+"""Orders requests: the lower comes first."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -18,16 +26,26 @@ class RequestState:
       max_tokens: Output tokens at most, the context limit included.
       stop_ids: Ids that end it: its own and, unless ignored, the model's end-of-sequence ids.
       seed: Of its random numbers. Picked when the engine takes it, if the request brings none.
-      ordinal: How many requests the engine took before it. The one order of service: who waits,
-        who is admitted and who is preempted follow it, never the clock.
+      chain: Its tokens as the prefix cache names them; None: it is not to be cached.
+      ordinal: How many requests the engine took before it.
+      rank: Its place among those that run, set when it first gets a slot and kept from then on: the
+        lower is served first, and whoever has the highest is preempted.
       output_token_ids: Output ids read so far.
       num_computed_tokens: Tokens of prompt + output whose KV dispatched steps have written.
       num_sampled: Output tokens sampled by dispatched steps, read or not.
+      first_computed: num_computed_tokens when it got its slot: what came from the cache.
+      num_committed_tokens: Those of them whose step was read; or that came from the cache.
+      num_uncached_tokens: Tokens that it must compute once it gets a slot, as of when it began to
+        wait.
       prefill_end: Prefill ends when num_computed_tokens reaches this: the prompt's length, and
         after a preemption that plus the outputs read by then.
       slot: Its place in device state, None while it waits.
-      generation: Grows with each slot insertion; tells late results of an earlier stay apart.
+      generation: Grows with each slot insertion, and when it ends; tells late results apart.
       page_ids: Its pages, in order.
+      num_entered_pages: Those of them that were entered in the device's page table.
+      held: What of its first pages is in the prefix cache.
+      publish_at: When num_committed_tokens reaches this, another page is full.
+      num_cached_tokens: Prompt tokens that it did not compute when it first got its slot.
       num_preemptions: How often it lost its slot.
       num_prompt_logprobs: Prompt log-probabilities handed out so far.
       admitted_s, first_token_s: See Timings.
@@ -37,14 +55,23 @@ class RequestState:
     max_tokens: int
     stop_ids: tuple[int, ...]
     seed: int = 0
+    chain: TokenChain | None = None
     ordinal: int = 0
+    rank: Rank = ()
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    first_computed: int = 0
+    num_committed_tokens: int = 0
     num_sampled: int = 0
+    num_uncached_tokens: int = 0
     prefill_end: int = 0
     slot: int | None = None
     generation: int = 0
     page_ids: list[int] = field(default_factory=list)
+    num_entered_pages: int = 0
+    held: list[CachedPage] = field(default_factory=list)
+    publish_at: int = 0
+    num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0
     admitted_s: float | None = None
@@ -82,8 +109,9 @@ class PrefillChunk:
       state: Whose.
       start: Tokens before the chunk whose KV is already in its pages.
       length: Tokens of the chunk.
-      is_insert: The request got its slot in this step, so its slot row travels along.
+      is_insert: It is the first since the request got its slot, so its slot row travels along.
       is_last: The chunk reaches prefill_end: its last token samples the next one.
+      generation: The request's when the step was made.
     """
 
     state: RequestState
@@ -91,15 +119,31 @@ class PrefillChunk:
     length: int
     is_insert: bool
     is_last: bool
+    generation: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class PageEntry:
+class PageEntry(NamedTuple):
     """Column `column` of slot `slot`'s page table now holds `page`."""
 
     slot: int
     column: int
     page: int
+
+
+class TransferKind(enum.Enum):
+    """Between device and host memory."""
+
+    EXPORT = "export"  # copy the page to the host, under the handle
+    IMPORT = "import"  # copy what is under the handle into the page, and forget the handle
+    DROP = "drop"  # forget the handle
+
+
+class Transfer(NamedTuple):
+    """One copy of one page. A handle is never used for two pages."""
+
+    kind: TransferKind
+    page: int
+    handle: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +152,20 @@ class Schedule:
 
     Attributes:
       decodes: Requests that run one decode row, in row order.
+      generations: Theirs when the step was made.
       chunks: Prompt chunks, in the order in which they are packed.
       page_entries: Page-table entries that changed since the last step.
       preempted: Requests that lost their slot to make room for this step.
+      transfers: Copies that must be dispatched before the step, in this order.
+      events: What was decided since the last step.
+      decode_kv_tokens: Contexts of the decode rows, summed.
     """
 
     decodes: tuple[RequestState, ...]
+    generations: tuple[int, ...] = ()
     chunks: tuple[PrefillChunk, ...]
     page_entries: tuple[PageEntry, ...]
     preempted: tuple[RequestState, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    events: tuple[Event, ...] = ()
+    decode_kv_tokens: int = 0

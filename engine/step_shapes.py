@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from ..configs.engine_config import EngineConfig
 
 MAX_SEGMENTS = 8
+HIT_PAGE_ENTRIES = 128
+"""Page-table entries of cached pages that one step takes up; a longer prefix takes more steps."""
+
 SMALLEST_ROWS = 2  # one row takes ten times as long as two: the CPU multiplies it in a scalar loop
 
 

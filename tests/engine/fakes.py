@@ -2,8 +2,8 @@
 
 `FakeExecutor` decodes the real upload and keeps what the device keeps: page tables, and pages that
 hold token ids in place of keys and values. The next token is a hash of the whole history *read
-back through the page table*, so a wrong page, chunk order, insertion or preemption becomes a wrong
-token, and mostly an assertion before that.
+back through the page table*, so a wrong page, chunk order, insertion, preemption, cache hit or copy
+becomes a wrong token, and mostly an assertion before that.
 """
 
 import dataclasses
@@ -20,7 +20,8 @@ from octavo.engine.admission import EngineLimits, admit
 from octavo.engine.engine import Engine
 from octavo.engine.packing import UploadLayout
 from octavo.engine.request import FinishReason, Request, RequestOutput, SamplingParams
-from octavo.engine.step_shapes import StepKey
+from octavo.engine.step_costs import StepCosts
+from octavo.engine.step_shapes import StepKey, StepShapes
 
 VOCAB_SIZE = 40
 EOS = 7
@@ -61,7 +62,8 @@ class FakeExecutor:
         self.fail_dispatch: set[int] = set()
         self.fail_fetch: set[int] = set()
         self._pages = np.full((limits.num_pages, config.page_size), _EMPTY)
-        self._owners: list[tuple[int, int] | None] = [None] * limits.num_pages
+        self._versions = [0] * limits.num_pages  # grows when a page is written from its start
+        self._host: dict[int, np.ndarray] = {}
         self._slots = [_Slot(columns) for _ in range(config.max_num_seqs)]
 
     def dispatch(self, key: StepKey, packed: np.ndarray) -> tuple[int, np.ndarray]:
@@ -85,6 +87,25 @@ class FakeExecutor:
             raise RuntimeError("secret details of the device")
         return download
 
+    def export_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for page, handle in pairs:
+            assert handle not in self._host, "a handle is used twice"
+            assert _EMPTY not in self._pages[page], "a page goes down that is not full"
+            self._host[handle] = self._pages[page].copy()
+
+    def import_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for handle, page in pairs:
+            self._pages[page] = self._host.pop(handle)
+            self._versions[page] += 1
+
+    def drop_pages(self, handles: Sequence[int]) -> None:
+        for handle in handles:
+            del self._host[handle]
+
+    @property
+    def num_host_pages(self) -> int:
+        return len(self._host)
+
     def _run(self, key: StepKey, part: dict[str, np.ndarray]) -> np.ndarray:
         num_slots = len(self._slots)
         used = {}  # rows of each part that are not padding
@@ -101,13 +122,14 @@ class FakeExecutor:
 
         num_decodes = sum(slot_id < num_slots for slot_id in decode_slots)
         num_chunk_tokens = int(used["segments"][:, packing.SEGMENT_LENGTH].sum())
-        assert num_decodes + num_chunk_tokens > 0, "an empty step"
+        assert num_decodes + num_chunk_tokens + len(used["page_entries"]) > 0, "an empty step"
         assert num_decodes + num_chunk_tokens <= self.config.token_budget
         assert num_chunk_tokens <= self.config.prefill_chunk_tokens
 
         for row in used["slot_rows"].tolist():
             assert row[packing.SLOT] in segment_slots, "an insert without a chunk"
             self._slots[row[packing.SLOT]].insert(row)
+        inserted = set(used["slot_rows"][:, packing.SLOT].tolist())
         for slot, column, page in used["page_entries"].tolist():
             self._assign(slot, column, page)
 
@@ -122,6 +144,9 @@ class FakeExecutor:
         for index, (slot_id, start, length, is_last) in enumerate(used["segments"].tolist()):
             slot = self._slots[slot_id]
             assert not slot.active, "a chunk for a request that decodes"
+            if slot_id in inserted:
+                assert start % self.config.page_size == 0, "a part of a page was cached"
+                slot.kv_len = start
             assert start == slot.kv_len, "a chunk out of order"
             assert length > 0
             assert at + length <= key.chunk, "more chunk tokens than the key has"
@@ -137,35 +162,38 @@ class FakeExecutor:
 
     def _assign(self, slot_id: int, column: int, page: int) -> None:
         slot = self._slots[slot_id]
-        assert 0 < page < len(self._owners), f"page {page} does not exist or is reserved"
-        assert column < len(slot.page_table), "more pages than the table has columns"
-        assert slot.page_table[column] == 0, "a column is set twice"
-        assert column == 0 or slot.page_table[column - 1] != 0, "a column is skipped"
-        slot.page_table[column] = page
-        self._owners[page] = slot_id, slot.stay
-        self._pages[page] = _EMPTY
+        assert 0 < page < len(self._versions), f"page {page} does not exist or is reserved"
+        assert column < slot.num_columns, "more pages than the table has columns"
+        if column == 0:  # somebody new
+            slot.page_table.clear()
+            slot.active = False
+        assert column == len(slot.page_table), "a column is skipped or set twice"
+        slot.page_table.append((page, self._versions[page]))
 
     def _write(self, slot_id: int, tokens: list[int]) -> None:
         slot = self._slots[slot_id]
         for token in tokens:
             column, offset = divmod(slot.kv_len, self.config.page_size)
-            page = self._own_page(slot_id, column)
+            page, _ = slot.page_table[column]
+            if offset == 0:
+                self._versions[page] += 1
+                self._pages[page] = _EMPTY
+                slot.page_table[column] = page, self._versions[page]
+            page = self._readable_page(slot_id, column)
             assert self._pages[page, offset] == _EMPTY, "a position is written twice"
             self._pages[page, offset] = token
             slot.kv_len += 1
 
     def _history(self, slot_id: int) -> list[int]:
         slot, size = self._slots[slot_id], self.config.page_size
-        pages = [self._own_page(slot_id, column) for column in range(-(-slot.kv_len // size))]
+        pages = [self._readable_page(slot_id, column) for column in range(-(-slot.kv_len // size))]
         history = self._pages[pages].reshape(-1)[: slot.kv_len].tolist()
         assert _EMPTY not in history, "a position is read that was not written"
         return history
 
-    def _own_page(self, slot_id: int, column: int) -> int:
-        slot = self._slots[slot_id]
-        page = slot.page_table[column]
-        assert page != 0, "a row uses a page that it was not given"
-        assert self._owners[page] == (slot_id, slot.stay), "a live slot's page was given away"
+    def _readable_page(self, slot_id: int, column: int) -> int:
+        page, version = self._slots[slot_id].page_table[column]
+        assert self._versions[page] == version, "a live slot's page was given away"
         return page
 
     def _sample(self, slot_id: int) -> tuple[int, int, int]:
@@ -185,11 +213,10 @@ class FakeExecutor:
 
 @dataclass
 class _Slot:
-    """One row of device state; `stay` counts the requests that have had it."""
+    """One row of device state; an entry of the page table is a page and its version."""
 
     num_columns: int
-    stay: int = 0
-    page_table: list[int] = field(default_factory=list)
+    page_table: list[tuple[int, int]] = field(default_factory=list)
     kv_len: int = 0
     token: int = 0
     active: bool = False
@@ -199,8 +226,6 @@ class _Slot:
     logprobs: bool = False
 
     def insert(self, row: list[int]) -> None:
-        self.stay += 1
-        self.page_table = [0] * self.num_columns
         self.kv_len, self.token, self.active = 0, 0, False
         self.remaining = row[packing.REMAINING]
         low, high = (row[at] % 2**32 for at in (packing.SEED_LOW, packing.SEED_HIGH))
@@ -219,6 +244,7 @@ class Clock:
         return self.now_s
 
 
+_REQUEST_FIELDS = {field.name for field in dataclasses.fields(Request)}
 _SCHEDULING_FIELDS = {field.name for field in dataclasses.fields(SchedulingConfig)}
 
 
@@ -238,13 +264,32 @@ def limits_for(config: EngineConfig, num_pages: int, max_model_len: int = 10_000
     )
 
 
+def planned_costs(config: EngineConfig, **changes: float) -> StepCosts:
+    """A step of n tokens takes 1 + n / 100 ms; a page comes back in a tenth of the time."""
+    keys = StepShapes.from_config(config).all_keys()
+    base_s = {key: 1e-3 + 1e-5 * (key.rows + key.chunk) for key in keys}
+    return StepCosts(base_s=base_s, **({"import_page_s": 1e-6 * config.page_size} | changes))
+
+
 def fake_engine(
-    config: EngineConfig | None = None, num_pages: int = 65, clock: Clock | None = None
+    config: EngineConfig | None = None,
+    num_pages: int = 65,
+    clock: Clock | None = None,
+    *,
+    max_host_pages: int = 0,
 ) -> tuple[Engine, FakeExecutor]:
     config = config or small_config()
     limits = limits_for(config, num_pages)
     executor = FakeExecutor(config, limits)
-    return Engine(config, limits, executor, clock or Clock()), executor
+    engine = Engine(
+        config,
+        limits,
+        executor,
+        clock or Clock(),
+        planned_costs(config),
+        max_host_pages=max_host_pages,
+    )
+    return engine, executor
 
 
 def request(
@@ -252,17 +297,17 @@ def request(
     prompt: Sequence[int] = (1, 2, 3),
     *,
     arrival_s: float = 0.0,
-    deadline_s: float | None = None,
-    **sampling: object,
+    **changes: object,
 ) -> Request:
-    """Greedy and without EOS unless said otherwise."""
-    values = {"temperature": 0.0, "ignore_eos": True} | sampling
+    """Greedy and without EOS unless said otherwise; changes of Request or SamplingParams."""
+    fields = {name: changes.pop(name) for name in _REQUEST_FIELDS & set(changes)}
+    sampling = {"temperature": 0.0, "ignore_eos": True} | changes
     return Request(
         request_id=request_id,
         prompt_token_ids=tuple(prompt),
-        sampling=SamplingParams(**values),
+        sampling=SamplingParams(**sampling),
         arrival_s=arrival_s,
-        deadline_s=deadline_s,
+        **fields,
     )
 
 
@@ -280,6 +325,7 @@ class Answer:
     prompt_logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    num_cached_tokens: int = field(default=0, compare=False)
 
 
 def collect(outputs: Sequence[RequestOutput], answers: dict[str, Answer]) -> None:
@@ -293,6 +339,7 @@ def collect(outputs: Sequence[RequestOutput], answers: dict[str, Answer]) -> Non
         answer.prompt_logprobs += output.prompt_logprobs
         answer.finish_reason = output.finish_reason
         answer.stop_token_id = output.stop_token_id
+        answer.num_cached_tokens = output.num_cached_tokens
         assert (output.timings is not None) == (output.finish_reason is not None)
         assert output.token_ids or output.prompt_logprobs or output.finish_reason is not None
 

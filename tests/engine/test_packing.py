@@ -31,7 +31,7 @@ def state(
 
 def chunk(of: RequestState, start: int, length: int, **flags: bool) -> PrefillChunk:
     values = {"is_insert": False, "is_last": False} | flags
-    return PrefillChunk(state=of, start=start, length=length, **values)
+    return PrefillChunk(state=of, start=start, length=length, generation=1, **values)
 
 
 def parts(schedule: Schedule, of: UploadLayout) -> dict[str, np.ndarray]:

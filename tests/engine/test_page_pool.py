@@ -37,7 +37,7 @@ def test_refuses_to_free_a_page_twice():
     pool = PagePool(4)
     pages = pool.allocate(1)
     pool.free(pages)
-    with pytest.raises(ValueError, match="must be one that is held"):
+    with pytest.raises(ValueError, match="must be one that is handed out"):
         pool.free(pages)
     pool.check()
 

@@ -12,7 +12,7 @@ from octavo.engine.schedule import RequestState, Schedule
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.step_shapes import MAX_SEGMENTS, StepShapes
 
-from .fakes import request, small_config
+from .fakes import planned_costs, request, small_config
 
 
 def state(request_id: str, prompt: int, max_tokens: int, deadline_s: float | None = None):
@@ -51,7 +51,7 @@ class Driver:
 
     def __init__(self, config: EngineConfig, num_pages: int) -> None:
         self.config = config
-        self.scheduler = Scheduler(config, num_pages)
+        self.scheduler = Scheduler(config, num_pages, planned_costs(config))
         self.unread: deque[Schedule] = deque()
         self.num_steps = 0
         self.log: list[tuple[object, ...]] = []
@@ -84,11 +84,18 @@ class Driver:
 
     def read(self, is_stop: Callable[[RequestState], bool] = lambda state: False) -> None:
         step = self.unread.popleft()
-        for row in (*step.decodes, *(chunk.state for chunk in step.chunks if chunk.is_last)):
-            if self.scheduler.live.get(row.request.request_id) is row:
-                row.output_token_ids.append(1)
-                if len(row.output_token_ids) == row.max_tokens or is_stop(row):
-                    self.scheduler.remove(row)
+        rows: list[RequestState] = []
+        for row, generation in zip(step.decodes, step.generations, strict=True):
+            if row.generation == generation:
+                self.scheduler.take_token(row, 1)
+                rows.append(row)
+        for chunk in step.chunks:
+            if chunk.state.generation == chunk.generation:
+                self.scheduler.take_chunk(chunk, 1 if chunk.is_last else None)
+                rows += [chunk.state] * chunk.is_last
+        for row in rows:
+            if len(row.output_token_ids) == row.max_tokens or is_stop(row):
+                self.scheduler.remove(row, float(self.num_steps))
         self.scheduler.check()
 
     def _check(self, schedule: Schedule) -> None:
@@ -178,7 +185,7 @@ def test_preempts_the_latest_which_reenters_ahead_of_those_that_never_ran():
     schedule = _run_out_of_pages(driver)
     assert ids(schedule.preempted) == ["c"]
     assert ids(schedule.decodes) == ["a", "b"]
-    assert ids(tuple(driver.scheduler.waiting)) == ["c", "d"]
+    assert {each.request.request_id for each in driver.scheduler.waiting} == {"c", "d"}
     admitted: list[str] = []
     while driver.scheduler.live:
         admitted += inserts(driver.step())
@@ -195,11 +202,12 @@ def test_a_preempted_request_comes_back_only_when_its_tokens_were_read():
         driver.read()
     assert (b.slot, b.page_ids, b.num_computed_tokens) == (None, [], 0)
     assert (b.num_preemptions, b.in_flight) == (1, 1)
-    driver.scheduler.remove(a)  # slots and pages are free, yet b has to wait
+    driver.scheduler.remove(a, 0.0)  # slots and pages are free, yet b has to wait
     assert driver.scheduler.schedule(0.0) is None
     driver.read()
     assert [chunk.state for chunk in driver.dispatch().chunks] == [b]
-    assert b.prefill_end == 9 + len(b.output_token_ids) == 9 + b.num_sampled
+    assert b.prefill_end == 9 + len(b.output_token_ids)
+    assert b.num_sampled - len(b.output_token_ids) == (not b.is_prefilling)
 
 
 def test_a_request_that_cannot_grow_preempts_itself_if_it_is_the_latest():
@@ -259,9 +267,9 @@ def test_a_removed_request_holds_nothing_though_steps_are_in_flight(num_steps: i
     driver.add(a)
     for _ in range(num_steps):
         driver.step()
-    driver.scheduler.remove(a)
+    driver.scheduler.remove(a, 0.0)
     driver.scheduler.check()
-    assert driver.scheduler.pool.num_free == 8
+    assert driver.scheduler.memory.num_available == 8
     assert not driver.scheduler.live
 
 
@@ -270,7 +278,7 @@ def test_a_stop_that_is_read_frees_slot_and_pages():
     driver.add(state("a", 2, 20))
     driver.step()
     driver.step(is_stop=lambda state: True)
-    assert driver.scheduler.pool.num_free == 8
+    assert driver.scheduler.memory.num_available == 8
     assert not driver.step().decodes
 
 
@@ -280,7 +288,7 @@ def test_deadlines_of_ended_requests_are_not_kept_for_days():
     driver.add(live := state("live", 2, 2, deadline_s=7.0))
     for number in range(1000):
         driver.add(ended := state(f"r{number}", 2, 2, deadline_s=1e6))
-        driver.scheduler.remove(ended)
+        driver.scheduler.remove(ended, 0.0)
         driver.scheduler.check()  # bounds them
     assert driver.scheduler.expired(7.0) == [live]
 
@@ -293,7 +301,7 @@ def test_expired_at_the_deadline_not_before():
 
 
 def test_refuses_what_it_could_never_run():
-    scheduler = Scheduler(small_config(), 3)
+    scheduler = Scheduler(small_config(), 3, planned_costs(small_config()))
     with pytest.raises(ValueError, match="grows to 3 pages; the pool has 2"):
         scheduler.add(state("a", 4, 6))
     scheduler.add(state("a", 4, 5))
@@ -329,11 +337,11 @@ def _random_run(seed: int) -> Driver:
             prompt = rng.randint(1, most - 1)
             driver.add(state(f"r{number}", prompt, rng.randint(1, most - prompt)))
         if live and rng.random() < 0.05:
-            driver.scheduler.remove(rng.choice(list(live.values())))
+            driver.scheduler.remove(rng.choice(list(live.values())), 0.0)
         driver.step(is_stop=lambda state: rng.random() < 0.03)
     while live:
         driver.step()
-    assert driver.scheduler.pool.num_free == driver.scheduler.pool.num_usable
+    assert driver.scheduler.memory.num_available == driver.scheduler.memory.pool.num_usable
     return driver
 
 
@@ -346,7 +354,7 @@ def _damage_pages(scheduler: Scheduler) -> None:
 
 
 def _damage_places(scheduler: Scheduler) -> None:
-    scheduler.waiting.append(scheduler.running[0])
+    scheduler.waiting.push(scheduler.running[0])
 
 
 def _damage_order(scheduler: Scheduler) -> None:

@@ -1,0 +1,263 @@
+"""KVMemory: who gets which page. The pool, the prefix cache above it, host memory below it. No JAX.
+
+A device page is free, or one request's own, or the cache's. A request's first pages are the cache's
+(`RequestState.held`), the others its own. What a step must copy between device and host before it
+runs collects in `transfers`, in order.
+"""
+
+from dataclasses import dataclass
+
+from .events import DetailValue, Event, EventKind
+from .page_pool import PagePool
+from .prefix_cache import CachedPage, EvictionReason, MissReason, PrefixCache
+from .schedule import RequestState, Transfer, TransferKind
+from .step_costs import StepCosts
+from .token_chain import TokenChain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hit:
+    """What of a request's tokens need not be computed.
+
+    Attributes:
+      on_device: Cached pages that it can read at once.
+      on_host: Those behind them that are worth bringing back from host memory.
+      miss: Why there are no more.
+      miss_at_token: The first token that must be computed, or that differs from what is cached.
+      num_unheld: Those on the device that nobody holds yet.
+      decision: Whether to bring pages back from host memory, if there are any.
+    """
+
+    on_device: list[CachedPage]
+    on_host: list[CachedPage]
+    miss: MissReason
+    miss_at_token: int
+    num_unheld: int = 0
+    decision: dict[str, DetailValue] | None = None
+
+    @property
+    def num_pages(self) -> int:
+        """Pages whose tokens are not computed again."""
+        return len(self.on_device) + len(self.on_host)
+
+
+class KVMemory:
+    """The pages of one engine.
+
+    Attributes:
+      transfers: Copies that must be dispatched, in this order, before the next step.
+      events: Evictions and exports, for whoever keeps them.
+      exported_pages, imported_pages: Counted from the start.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        max_host_pages: int,
+        costs: StepCosts,
+    ) -> None:
+        """Every page is free.
+
+        Args:
+          num_pages: Of the device, page 0 included.
+          page_size: Tokens per page.
+          max_host_pages: That host memory holds; 0: evicted pages are dropped.
+          costs: Says whether bringing a page back is faster than computing it again.
+        """
+        self.pool = PagePool(num_pages)
+        self.cache = PrefixCache(num_pages)
+        self.transfers: list[Transfer] = []
+        self.events: list[Event] = []
+        self.exported_pages = 0
+        self.imported_pages = 0
+        self._page_size = page_size
+        self._max_host_pages = max_host_pages
+        self._costs = costs
+        self._num_handles = 0
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `allocate` can hand out: free, or cached and held by nobody."""
+        return self.pool.num_free + self.cache.num_unheld
+
+    def pages(self, num_tokens: int) -> int:
+        """Pages that hold so many tokens."""
+        return -(-num_tokens // self._page_size)
+
+    def lookup(self, state: RequestState, num_tokens: int) -> Hit:
+        """What the cache has of a request's first num_tokens tokens; changes nothing.
+
+        The last token is always computed, for its logits, in a page of the request's own; so a hit
+        ends before it.
+        """
+        chain, request = self._extend(state, num_tokens), state.request
+        if chain is None or not request.reads_prefix_cache or request.sampling.prompt_logprobs:
+            return Hit(on_device=[], on_host=[], miss=MissReason.NOT_READ, miss_at_token=0)
+        max_pages = (num_tokens - 1) // self._page_size
+        nodes = self.cache.match(chain, max_pages)
+        on_device = [node for node in nodes if node.page is not None]
+        on_host = nodes[len(on_device) :]
+        miss, miss_at_token = self.cache.explain(chain, len(nodes), max_pages)
+        decision: dict[str, DetailValue] | None = None
+        if on_host:
+            start, end = len(on_device) * self._page_size, len(nodes) * self._page_size
+            import_s = self._costs.import_pages_s(len(on_host))
+            recompute_s = self._costs.prefill_s(start, end)
+            imports = import_s < recompute_s
+            decision = {
+                "pages": len(on_host),
+                "import_s": import_s,
+                "recompute_s": recompute_s,
+                "imports": imports,
+            }
+            if not imports:
+                on_host.clear()
+                miss, miss_at_token = MissReason.RECOMPUTED, start
+        return Hit(
+            on_device=on_device,
+            on_host=on_host,
+            miss=miss,
+            miss_at_token=miss_at_token,
+            num_unheld=sum(node.holders == 0 for node in on_device),
+            decision=decision,
+        )
+
+    def num_needed(self, hit: Hit, num_tokens: int) -> int:
+        """Of num_available, what a request takes that has a hit and computes num_tokens tokens."""
+        return self.pages(num_tokens) - len(hit.on_device) + hit.num_unheld
+
+    def take(self, state: RequestState, hit: Hit, num_tokens: int, now_s: float) -> None:
+        """Gives a request the pages of num_tokens tokens, of which it need not compute the hit's.
+
+        Raises:
+          ValueError: There are too few.
+        """
+        for node in hit.on_device:
+            self.cache.hold(node)
+            state.page_ids.append(_page_of(node))
+        # They leave host memory before room is made, so that making room cannot drop them.
+        handles = [self.cache.leave_host(node) for node in hit.on_host]
+        pages = self._allocate(self.pages(num_tokens) - len(hit.on_device), now_s)
+        for node, handle, page in zip(hit.on_host, handles, pages, strict=False):
+            self.cache.to_device(node, page)
+            self.transfers.append(Transfer(TransferKind.IMPORT, page, handle))
+        self.imported_pages += len(handles)
+        state.page_ids += pages
+        state.held = [*hit.on_device, *hit.on_host]
+        num_cached = hit.num_pages * self._page_size
+        state.num_computed_tokens = state.num_committed_tokens = state.first_computed = num_cached
+
+    def grow(self, state: RequestState, now_s: float) -> None:
+        """Gives a request one more page; raises ValueError if there is none."""
+        state.page_ids += self._allocate(1, now_s)
+
+    def publish(self, state: RequestState) -> None:
+        """Enters a request's full pages that committed steps have written into the cache."""
+        chain = self._extend(state, state.num_committed_tokens)
+        num_full = state.num_committed_tokens // self._page_size
+        if chain is None:
+            return
+        while len(state.held) < num_full:
+            index = len(state.held)
+            parent = state.held[-1] if state.held else None
+            node = self.cache.publish(chain, index, parent, state.page_ids[index])
+            if node is None:
+                state.chain = None  # its further pages would hang on another's tokens
+                return
+            state.held.append(node)
+        self._drop_copies()
+
+    def release(self, state: RequestState, now_s: float) -> None:
+        """Takes all pages of a request; what it published stays in the cache."""
+        own = [
+            page
+            for index, page in enumerate(state.page_ids)
+            if index >= len(state.held) or state.held[index].page != page
+        ]
+        self.pool.free(reversed(own))
+        self.cache.release(state.held, now_s)
+        state.page_ids.clear()
+        state.held.clear()
+
+    def _extend(self, state: RequestState, num_tokens: int) -> TokenChain | None:
+        """The chain of a request, which reaches that far; None if it is not to be cached."""
+        chain = state.chain
+        if chain is not None and chain.num_tokens < num_tokens:
+            chain.extend(state.tokens_between(chain.num_tokens, num_tokens))
+        return chain
+
+    def _allocate(self, count: int, now_s: float) -> list[int]:
+        while self.pool.num_free < count:
+            try:
+                node = self.cache.device_victim()
+            except LookupError:
+                raise ValueError(
+                    f"{count} pages are needed; {self.num_available} are left"
+                ) from None
+            self.pool.free([self._evict(node, now_s)])
+        return self.pool.allocate(count)
+
+    def _evict(self, node: CachedPage, now_s: float) -> int:
+        """Moves a leaf's KV down or drops it; returns the device page that it leaves."""
+        age_s = now_s - node.used_s
+        if not self._max_host_pages:
+            self._record(EventKind.EVICTED, now_s, reason="capacity", age_s=age_s)
+            page = self.cache.evict(node, EvictionReason.CAPACITY)
+            assert page is not None
+            return page
+        handle = self._num_handles
+        self._num_handles += 1
+        page = self.cache.to_host(node, handle)
+        self.transfers.append(Transfer(TransferKind.EXPORT, page, handle))
+        self.exported_pages += 1
+        self._record(EventKind.EXPORTED, now_s, age_s=age_s)
+        while self.cache.num_host_pages > self._max_host_pages:
+            victim = self.cache.host_victim()
+            self._record(
+                EventKind.EVICTED, now_s, reason="host_capacity", age_s=now_s - victim.used_s
+            )
+            self.cache.evict(victim, EvictionReason.HOST_CAPACITY)
+        self._drop_copies()
+        return page
+
+    def _drop_copies(self) -> None:
+        for handle in self.cache.dropped_handles:
+            self.transfers.append(Transfer(TransferKind.DROP, 0, handle))
+        self.cache.dropped_handles.clear()
+
+    def _record(self, kind: EventKind, now_s: float, **detail: DetailValue) -> None:
+        self.events.append(Event(now_s, kind, "", dict(detail)))
+
+    def check(self, holders: list[RequestState]) -> None:
+        """Asserts that every page is free, one request's own, or the cache's; and who holds what.
+
+        Args:
+          holders: Every request that has pages.
+        """
+        self.pool.check()
+        self.cache.check()
+        cached = {node.page for node in self.cache if node.page is not None}
+        held: dict[bytes, int] = {}
+        own: list[int] = []
+        for state in holders:
+            for index, page in enumerate(state.page_ids):
+                if index >= len(state.held) or state.held[index].page != page:
+                    own.append(page)
+                else:
+                    assert page in cached, "a page is read that the cache gave away"
+            for node in state.held:
+                held[node.key] = held.get(node.key, 0) + 1
+        assert len(set(own)) == len(own), "a page is two requests' own"
+        assert not set(own) & cached, "a page is a request's own and the cache's"
+        assert self.pool.taken() == set(own) | cached, "a page is lost, or in use and free"
+        for node in self.cache:
+            assert node.holders == held.get(node.key, 0), "a page is not held as often as it says"
+        assert self.cache.num_host_pages <= self._max_host_pages
+        assert not self.cache.dropped_handles
+
+
+def _page_of(node: CachedPage) -> int:
+    assert node.page is not None
+    return node.page

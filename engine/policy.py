@@ -1,0 +1,69 @@
+"""Policies: in which order waiting requests get slots, and who must give one back. No JAX.
+
+A policy is a queue. It sees every request come and go and is told what each computes; the scheduler
+asks it who is next. Which policy runs is SchedulingConfig.policy; each has a file of its own.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
+
+from ..configs.scheduling_config import PolicyName, SchedulingConfig
+from .policy_deadline import DeadlineQueue
+from .policy_fair import FairQueue
+from .policy_fcfs import FcfsQueue
+from .policy_priority import PriorityQueue
+from .schedule import Rank, RequestState
+from .step_costs import StepCosts
+
+
+@runtime_checkable
+class WaitingQueue(Protocol):
+    """The waiting requests under one policy. All methods are deterministic."""
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+
+    def __iter__(self) -> Iterator[RequestState]:
+        """All of them, in no particular order."""
+
+    def push(self, state: RequestState) -> None:
+        """A request waits: it is new, or has lost its slot."""
+
+    def remove(self, state: RequestState) -> None:
+        """It waits no more: it got a slot, or ended."""
+
+    def first(self, now_s: float) -> RequestState | None:
+        """Who is next. Nobody passes it, so it must not depend on who would fit."""
+
+    def rank(self, state: RequestState) -> Rank:
+        """Where a request that gets its first slot stands among those that run.
+
+        The lowest is served first and is never preempted for others, so it always advances. A rank
+        never changes: two that rank differently each time could preempt each other for ever.
+        """
+
+    def may_displace(self, newcomer: RequestState, running: RequestState) -> bool:
+        """Whether a waiting request may take the slot or the pages of a running one."""
+
+    def charge(self, state: RequestState, num_tokens: int) -> None:
+        """A step computes tokens for a request, the first time that they are computed."""
+
+    def depart(self, state: RequestState) -> None:
+        """A request has ended."""
+
+    def block(self, tenant: str) -> None:
+        """A tenant has as many slots as it may have: its requests are passed over."""
+
+    def unblock(self, tenant: str) -> None:
+        """It has fewer again."""
+
+
+def make_queue(config: SchedulingConfig, costs: StepCosts) -> WaitingQueue:
+    """The empty queue of the policy that is configured."""
+    makers: dict[PolicyName, Callable[[], WaitingQueue]] = {
+        "fcfs": FcfsQueue,
+        "priority": lambda: PriorityQueue(config.priority_ageing_s),
+        "fair": lambda: FairQueue(dict(config.tenant_weights)),
+        "deadline": lambda: DeadlineQueue(config.default_ttft_target_s, costs),
+    }
+    return makers[config.policy]()

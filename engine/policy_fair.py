@@ -1,0 +1,134 @@
+"""Equal or weighted shares for tenants. No JAX."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from .keyed_queue import KeyedQueue
+from .schedule import Rank, RequestState
+
+MAX_IDLE_TENANTS = 4096
+
+
+class FairQueue:
+    """Whoever has been served least is next: virtual token counters.
+
+    A tenant's counter is the tokens that were computed for it (prompt tokens that were not cached,
+    and output tokens) over its weight. While tenants have requests waiting their counters stay
+    within a bound of each other, and no slot stays empty. A tenant that comes back after a pause
+    starts at the lowest counter of those who are there: pauses save nothing up. Source: Sheng et
+    al., Fairness in Serving Large Language Models, https://arxiv.org/abs/2401.00588, algorithm 2.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """Nobody waits; a tenant that is not in `weights` weighs 1."""
+        self._weights = weights
+        self._served: dict[str, float] = {}  # the counters
+        self._num_live: Counter[str] = Counter()
+        self._queues: dict[str, KeyedQueue] = {}  # of tenants with requests that wait
+        self._blocked: set[str] = set()
+        self._num_waiting = 0
+        self._num_ranked = 0
+        self._floor = 0.0  # the lowest counter when there last was a tenant
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return self._num_waiting
+
+    def __iter__(self) -> Iterator[RequestState]:
+        """All of them."""
+        for queue in self._queues.values():
+            yield from queue
+
+    def push(self, state: RequestState) -> None:
+        """A request waits."""
+        tenant = state.request.tenant
+        if state.num_preemptions == 0:
+            self._arrive(tenant)
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = KeyedQueue(_ran_before_and_order)
+        queue.push(state)
+        self._num_waiting += 1
+
+    def remove(self, state: RequestState) -> None:
+        """It waits no more."""
+        tenant = state.request.tenant
+        queue = self._queues[tenant]
+        queue.remove(state)
+        if not queue:
+            del self._queues[tenant]
+        self._num_waiting -= 1
+
+    def first(self, now_s: float) -> RequestState | None:
+        """The first of the tenant that was served least."""
+        best: tuple[float, int] | None = None
+        chosen = None
+        for tenant, queue in self._queues.items():
+            state = queue.first() if tenant not in self._blocked else None
+            if state is None:
+                continue
+            key = (self._served[tenant], state.ordinal)
+            if best is None or key < best:
+                best, chosen = key, state
+        return chosen
+
+    def rank(self, state: RequestState) -> Rank:
+        """The order in which slots were given: counters change, and a rank must not."""
+        self._num_ranked += 1
+        return (self._num_ranked,)
+
+    def may_displace(self, newcomer: RequestState, running: RequestState) -> bool:
+        """Slots come free soon enough, and what a displaced request has computed is paid for."""
+        return False
+
+    def charge(self, state: RequestState, num_tokens: int) -> None:
+        """Tokens are computed for a request."""
+        tenant = state.request.tenant
+        self._served[tenant] += num_tokens / self._weights.get(tenant, 1.0)
+
+    def depart(self, state: RequestState) -> None:
+        """A request has ended."""
+        tenant = state.request.tenant
+        self._num_live[tenant] -= 1
+        if not self._num_live[tenant]:
+            del self._num_live[tenant]
+            self._floor = self._lowest(self._served[tenant])
+            self._forget_idle_tenants()
+
+    def block(self, tenant: str) -> None:
+        """A tenant has as many slots as it may have."""
+        self._blocked.add(tenant)
+
+    def unblock(self, tenant: str) -> None:
+        """It has fewer again."""
+        self._blocked.discard(tenant)
+
+    def _arrive(self, tenant: str) -> None:
+        if not self._num_live[tenant]:
+            floor = self._lowest(self._floor)
+            self._served[tenant] = max(self._served.get(tenant, floor), floor)
+        self._num_live[tenant] += 1
+
+    def _lowest(self, otherwise: float) -> float:
+        """The lowest counter of tenants with live requests, or what it is if there are none."""
+        served = [self._served[tenant] for tenant, count in self._num_live.items() if count]
+        return min(served, default=otherwise)
+
+    def _forget_idle_tenants(self) -> None:
+        """Drops counters that say nothing: those below the floor; and the lowest of too many."""
+        if len(self._served) <= MAX_IDLE_TENANTS + 2 * len(self._num_live):
+            return
+        idle = sorted(
+            (served, tenant)
+            for tenant, served in self._served.items()
+            if not self._num_live[tenant] and served > self._floor
+        )
+        kept = idle[len(idle) // 2 :] if len(idle) > MAX_IDLE_TENANTS // 2 else idle
+        self._served = {
+            tenant: served for tenant, served in self._served.items() if self._num_live[tenant]
+        } | {tenant: served for served, tenant in kept}
+
+
+def _ran_before_and_order(state: RequestState) -> Rank:
+    """Preempted requests of a tenant come before those that never ran."""
+    return (state.num_preemptions == 0, state.ordinal)

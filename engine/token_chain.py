@@ -1,0 +1,100 @@
+"""TokenChain: a request's tokens as the prefix cache names them, page by page. No JAX.
+
+Each full page has a key that stands for everything up to its end: a hash over the key before it and
+the page's own ids. The first key begins with who may share it: tenant, salt, adapter. Every part is
+typed and preceded by its length, so no two different sequences of parts are the same bytes. Cases:
+a salt that collided with an adapter's name (https://github.com/vllm-project/vllm/issues/44701), an
+adapter replaced under its name (https://github.com/vllm-project/vllm/issues/30931).
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterable
+
+KEY_BYTES = 16
+_ID_BYTES = array("i").itemsize
+
+
+def root_key(*, tenant: str, salt: str, adapter: int = 0) -> bytes:
+    """The key before a prompt's first page.
+
+    Args:
+      tenant: Whose prompt it is.
+      salt: What the request adds; "" is the same as none.
+      adapter: Load generation of the adapter that computes the KV, not its name; 0: none.
+    """
+    return _key(
+        (b"tenant", tenant.encode()),
+        (b"salt", salt.encode()),
+        (b"adapter", adapter.to_bytes(8, "little")),
+    )
+
+
+def _key(*parts: tuple[bytes, bytes]) -> bytes:
+    digest = hashlib.blake2b(digest_size=KEY_BYTES)
+    for kind, value in parts:
+        for word in (kind, value):
+            digest.update(len(word).to_bytes(8, "little"))
+            digest.update(word)
+    return digest.digest()
+
+
+class TokenChain:
+    """Grows with the request's outputs. Full pages have keys; the rest at the end has none.
+
+    Attributes:
+      root: The key before the first page.
+      page_size: Tokens per page.
+    """
+
+    def __init__(self, root: bytes, page_size: int, ids: Iterable[int]) -> None:
+        """Starts with the ids of the prompt."""
+        self.root = root
+        self.page_size = page_size
+        self._page_bytes = page_size * _ID_BYTES
+        # What is hashed for every page but the parent's key and the ids.
+        self._ids_prefix = b"".join(
+            (
+                *(len(b"ids").to_bytes(8, "little"), b"ids"),
+                self._page_bytes.to_bytes(8, "little"),
+            )
+        )
+        self._ids = bytearray()
+        self._keys: list[bytes] = []
+        self.extend(ids)
+
+    def extend(self, ids: Iterable[int]) -> None:
+        """Adds the ids that follow."""
+        self._ids += array("i", ids).tobytes()
+
+    @property
+    def num_tokens(self) -> int:
+        """Ids it holds."""
+        return len(self._ids) // _ID_BYTES
+
+    def ids(self, page: int) -> bytes:
+        """Ids of a full page, in the bytes of a C int each."""
+        return bytes(self._ids[page * self._page_bytes : (page + 1) * self._page_bytes])
+
+    def key(self, page: int) -> bytes:
+        """Key of a full page: equal for two chains exactly if all tokens up to its end are."""
+        while len(self._keys) <= page:
+            parent = self._keys[-1] if self._keys else self.root
+            digest = hashlib.blake2b(parent, digest_size=KEY_BYTES)  # of fixed length, always first
+            digest.update(self._ids_prefix)
+            digest.update(self.ids(len(self._keys)))
+            self._keys.append(digest.digest())
+        return self._keys[page]
+
+    def parent_key(self, page: int) -> bytes:
+        """Key of what comes before a page."""
+        return self.key(page - 1) if page else self.root
+
+
+def first_difference(ids: bytes, others: bytes) -> int:
+    """How many ids two pages have in common before they differ."""
+    ours, theirs = array("i", ids), array("i", others)
+    for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        if one != other:
+            return index
+    return len(ours)
