@@ -1,0 +1,380 @@
+"""AdmissionLedger: who may enter the queue, and when one who may not should come back. No JAX.
+
+It counts what is live against the bounds of SchedulingConfig (engine/admission_bound.py). A refusal
+names a time at which there will be room and keeps that room from others (engine/promises.py), so
+that a client who comes back then is let in.
+
+Pure: the caller brings the time and keeps threads apart.
+"""
+
+import math
+import reprlib
+from dataclasses import dataclass
+
+from ..configs.engine_config import EngineConfig
+from .admission import InvalidRequest, Overloaded
+from .admission_bound import Bound
+from .promises import PromiseBook, digest_of
+from .request import Request
+from .schedule import RequestState
+
+MIN_RETRY_S = 0.1  # sooner is a busy loop
+MAX_RETRY_S = 600.0  # the usual time-out of clients: a later promise would be kept for nobody
+# What a request costs, its output included, to guess the pace of requests from that of tokens.
+TYPICAL_REQUEST_TOKENS = 1024
+
+
+@dataclass(eq=False, kw_only=True)
+class _Tenant:
+    """What one tenant has; forgotten once that is nothing.
+
+    Attributes:
+      name: The tenant.
+      queued: Its requests that wait, against max_tenant_queued.
+      tokens: Tokens of its live requests, against max_tenant_tokens.
+      num_live: Its live requests.
+    """
+
+    name: str
+    queued: Bound
+    tokens: Bound
+    num_live: int = 0
+
+
+@dataclass(eq=False, kw_only=True)
+class _Live:
+    """A request that was let in and has not ended.
+
+    Attributes:
+      tenant: Whose it is.
+      num_tokens: Tokens whose KV it needs before its next output: the prompt's, and after a
+        preemption the outputs' too.
+      work_tokens: Those of them that are still to be computed, as far as is known.
+      most_tokens: Prompt and most output tokens.
+      is_queued: It waits for a slot.
+    """
+
+    tenant: _Tenant
+    num_tokens: int
+    work_tokens: int
+    most_tokens: int
+    is_queued: bool = True
+
+
+class AdmissionLedger:
+    """Counts live requests, refuses what exceeds a bound, and keeps its promises.
+
+    `enter` is for whoever submits; the engine tells the rest. What is said of a request that is not
+    live, or is said twice, changes nothing. Time that runs backwards stands still.
+    """
+
+    def __init__(self, config: EngineConfig, *, prefill_tokens_per_s: float, now_s: float) -> None:
+        """Starts empty.
+
+        Args:
+          config: max_num_seqs, and the bounds in `scheduling`.
+          prefill_tokens_per_s: Prompt tokens that a second is expected to compute: the pace to go
+            by before any was measured.
+          now_s: The time, on the clock of all later calls.
+        """
+        self._num_seqs = config.max_num_seqs
+        self._config = config.scheduling
+        self._now_s = now_s
+        self._live: dict[str, _Live] = {}
+        self._tenants: dict[str, _Tenant] = {}
+        self._promises = PromiseBook()
+        requests_per_s = prefill_tokens_per_s / TYPICAL_REQUEST_TOKENS
+        wait_s = self._config.max_predicted_wait_s
+        self._requests = Bound(
+            floor=self._num_seqs,
+            room=self._config.max_num_queued,
+            start_per_s=requests_per_s,
+            now_s=now_s,
+        )
+        self._queued_tokens = Bound(
+            room=_or_infinity(self._config.max_queued_tokens),
+            start_per_s=prefill_tokens_per_s,
+            now_s=now_s,
+        )
+        # The predicted wait, twice: until enough requests have ended, and until what is ahead was
+        # computed (the prompts under way too; a newcomer's own is not ahead of it).
+        self._wait_for_slot = Bound(
+            floor=self._num_seqs, wait_s=wait_s, start_per_s=requests_per_s, now_s=now_s
+        )
+        self._work = Bound(
+            wait_s=wait_s, counts_own=False, start_per_s=prefill_tokens_per_s, now_s=now_s
+        )
+
+    @property
+    def num_live(self) -> int:
+        """Requests that entered and have not left."""
+        return len(self._live)
+
+    @property
+    def num_promises(self) -> int:
+        """Clients that are expected back."""
+        return len(self._promises)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens of waiting requests that are not known to be cached."""
+        return self._queued_tokens.used
+
+    def predicted_wait_s(self, now_s: float) -> float:
+        """Seconds that a request would wait for a slot if it came now; 0 if one is free for it."""
+        self._advance(now_s)
+        return max(
+            self._work.used / self._work.pace(self._now_s),
+            max(0, len(self._live) + 1 - self._num_seqs) / self._requests.pace(self._now_s),
+        )
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether it entered and has not left."""
+        return request_id in self._live
+
+    def enter(self, state: RequestState, now_s: float) -> None:
+        """Counts a request as live and queued.
+
+        Raises:
+          InvalidRequest: its id is live, or it exceeds a bound all by itself.
+          Overloaded: a bound would be exceeded, or a promise to another client broken.
+        """
+        now_s = self._advance(now_s)
+        self._check_possible(state)
+        request = state.request
+        num_prompt_tokens = len(request.prompt_token_ids)
+        most_tokens = num_prompt_tokens + state.max_tokens
+        live = _Live(
+            tenant=self._tenant(request.tenant, most_tokens),
+            num_tokens=num_prompt_tokens,
+            work_tokens=num_prompt_tokens,
+            most_tokens=most_tokens,
+        )
+        self._require_room(request, live, now_s)
+        self._live[request.request_id] = live
+        live.tenant.num_live += 1
+        for _, bound, size in self._counts(live):
+            bound.enter(size, now_s)
+
+    def expect(self, request_id: str, num_uncached_tokens: int) -> None:
+        """The prefix cache was asked: so many tokens of a waiting prompt are to be computed."""
+        live = self._live.get(request_id)
+        if live is not None and live.is_queued:
+            self._set_work(live, num_uncached_tokens)
+
+    def started(self, request_id: str, now_s: float, num_cached_tokens: int) -> None:
+        """It got a slot, and so many of its tokens need not be computed."""
+        now_s = self._advance(now_s)
+        live = self._live.get(request_id)
+        if live is None or not live.is_queued:
+            return
+        self._set_work(live, live.num_tokens - num_cached_tokens)
+        self._queued_tokens.drain(live.work_tokens, now_s)
+        live.tenant.queued.drain(1, now_s)
+        live.is_queued = False
+
+    def computed(self, request_id: str, num_tokens: int, now_s: float) -> None:
+        """A step computes so many tokens of its prompt."""
+        now_s = self._advance(now_s)
+        live = self._live.get(request_id)
+        if live is None or live.is_queued:
+            return
+        num_tokens = min(num_tokens, live.work_tokens)
+        self._work.drain(num_tokens, now_s)
+        live.work_tokens -= num_tokens
+
+    def requeued(self, request_id: str, now_s: float, num_tokens: int) -> None:
+        """It lost its slot and waits again, with so many tokens to compute, outputs included."""
+        now_s = self._advance(now_s)
+        live = self._live.get(request_id)
+        if live is None or live.is_queued:
+            return
+        self._set_work(live, num_tokens)
+        live.num_tokens, live.is_queued = num_tokens, True
+        self._queued_tokens.enter(num_tokens, now_s)
+        live.tenant.queued.enter(1, now_s)
+
+    def left(self, request_id: str, now_s: float) -> None:
+        """It ended; its id may be used again."""
+        now_s = self._advance(now_s)
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return
+        self._set_work(live, 0)
+        if live.is_queued:
+            live.tenant.queued.correct(1, now_s)
+        self._requests.drain(1, now_s)
+        self._wait_for_slot.drain(1, now_s)
+        live.tenant.tokens.drain(live.most_tokens, now_s)
+        live.tenant.num_live -= 1
+        self._forget(live.tenant)
+
+    def check(self) -> None:
+        """Asserts that all counts are those of the live requests, and nothing else is kept."""
+        queued = [live for live in self._live.values() if live.is_queued]
+        assert self._requests.used == self._wait_for_slot.used == len(self._live)
+        assert self._queued_tokens.used == sum(live.work_tokens for live in queued)
+        assert self._work.used == sum(live.work_tokens for live in self._live.values())
+        bounds = [self._requests, self._wait_for_slot, self._queued_tokens, self._work]
+        for name, tenant in self._tenants.items():
+            its_own = [live for live in self._live.values() if live.tenant is tenant]
+            assert name == tenant.name
+            assert tenant.num_live == len(its_own)
+            assert tenant.num_live or tenant.tokens.num_promises, f"{name!r} is kept for nothing"
+            assert tenant.queued.used == sum(live.is_queued for live in its_own)
+            assert tenant.tokens.used == sum(live.most_tokens for live in its_own)
+            bounds += [tenant.queued, tenant.tokens]
+        assert all(self._tenants[live.tenant.name] is live.tenant for live in self._live.values())
+        assert all(0 <= live.work_tokens <= live.num_tokens for live in self._live.values())
+        for bound in bounds:
+            bound.check()
+        num_promises = sum(tenant.tokens.num_promises for tenant in self._tenants.values())
+        assert self._requests.num_promises == num_promises == len(self._promises)
+        self._promises.check()
+
+    def _advance(self, now_s: float) -> float:
+        """Moves on to this time, and says what it is if the clock went backwards."""
+        self._now_s = max(self._now_s, now_s)
+        for promise in self._promises.lapse(self._now_s):
+            if promise.tenant in self._tenants:  # which an earlier of its promises may have ended
+                self._forget(self._tenants[promise.tenant])
+        return self._now_s
+
+    def _check_possible(self, state: RequestState) -> None:
+        """Refuses what no waiting helps."""
+        request, num_prompt_tokens = state.request, len(state.request.prompt_token_ids)
+        if request.request_id in self._live:
+            raise InvalidRequest(
+                "request_id", request.request_id, "another one: a request with it is live"
+            )
+        most = self._config.max_queued_tokens
+        if most is not None and num_prompt_tokens > most:
+            raise InvalidRequest(
+                "prompt_token_ids",
+                num_prompt_tokens,
+                f"at most {most} tokens long: max_queued_tokens is {most}",
+            )
+        most = self._config.max_tenant_tokens
+        if most is not None and num_prompt_tokens + state.max_tokens > most:
+            raise InvalidRequest(
+                "max_tokens",
+                state.max_tokens,
+                f"at most {most - num_prompt_tokens}: the prompt has {num_prompt_tokens} tokens "
+                f"and max_tenant_tokens is {most}",
+            )
+
+    def _require_room(self, request: Request, live: _Live, now_s: float) -> None:
+        """Returns if the request may enter now, and has used up its promise if it had one."""
+        counts = self._counts(live)
+        asked = [one for one in counts if one[0] != "max_tenant_queued" or not self._has_slot(live)]
+        promises = self._promises
+        digest = digest_of(request) if len(promises) else b""
+        promise = promises.due(digest, now_s)
+        if promise is not None:
+            promises.redeem(promise)
+            if all(bound.fits(size) for _, bound, size in asked):
+                return
+        early = promises.early(digest, request.request_id)
+        times_s = [bound.earliest_s(size, now_s, promises.kept_share) for _, bound, size in asked]
+        due_s = max(times_s)
+        if due_s <= now_s:
+            if early is not None:
+                promises.redeem(early)
+            return
+        name = asked[times_s.index(due_s)][0]
+        if early is not None:
+            due_s = early.due_s
+        else:
+            due_s = max(due_s, now_s + MIN_RETRY_S)
+            if due_s <= now_s + MAX_RETRY_S:
+                places = tuple((bound, size) for _, bound, size in counts)
+                promises.book(request, digest or digest_of(request), due_s, places)
+        message = self._message(name, live)
+        self._forget(live.tenant)
+        raise Overloaded(message, name, min(max(due_s - now_s, MIN_RETRY_S), MAX_RETRY_S))
+
+    def _counts(self, live: _Live) -> list[tuple[str, Bound, int]]:
+        """What a request that enters adds to which bound, by the bound's name."""
+        return [
+            ("max_num_queued", self._requests, 1),
+            ("max_predicted_wait_s", self._wait_for_slot, 1),
+            ("max_predicted_wait_s", self._work, live.work_tokens),
+            ("max_queued_tokens", self._queued_tokens, live.work_tokens),
+            ("max_tenant_queued", live.tenant.queued, 1),
+            ("max_tenant_tokens", live.tenant.tokens, live.most_tokens),
+        ]
+
+    def _has_slot(self, live: _Live) -> bool:
+        """Whether a slot is free that it will get, so that it does not really wait."""
+        most = self._config.max_tenant_running
+        return len(self._live) < self._num_seqs and (most is None or live.tenant.num_live < most)
+
+    def _message(self, name: str, live: _Live) -> str:
+        """How much there is, what the request brings, and how much may be."""
+        config, whose = self._config, f"tenant {reprlib.repr(live.tenant.name)}"
+        if name == "max_num_queued":
+            what = (
+                f"{len(self._live)} requests are live; max_num_seqs, {self._num_seqs}, may run "
+                f"and max_num_queued, {config.max_num_queued}, may wait"
+            )
+        elif name == "max_predicted_wait_s":
+            what = (
+                f"the wait for a slot is {self.predicted_wait_s(self._now_s):.1f} s; "
+                f"max_predicted_wait_s is {config.max_predicted_wait_s:g}"
+            )
+        elif name == "max_queued_tokens":
+            what = (
+                f"{self.queued_tokens} prompt tokens wait and this prompt has {live.num_tokens}; "
+                f"max_queued_tokens, {config.max_queued_tokens}, may wait"
+            )
+        elif name == "max_tenant_queued":
+            what = (
+                f"{live.tenant.queued.used} requests of {whose} wait; max_tenant_queued, "
+                f"{config.max_tenant_queued}, may"
+            )
+        else:
+            what = (
+                f"requests of {whose} hold {live.tenant.tokens.used} tokens and this one asks for "
+                f"{live.most_tokens}; max_tenant_tokens is {config.max_tenant_tokens}"
+            )
+        promised = len(self._promises)
+        return f"{what}, and {promised} places are promised" if promised else what
+
+    def _set_work(self, live: _Live, num_tokens: int) -> None:
+        """Corrects what it has to compute."""
+        num_tokens = min(max(num_tokens, 0), live.num_tokens)
+        for bound in (self._work, self._queued_tokens) if live.is_queued else (self._work,):
+            bound.correct(live.work_tokens - num_tokens, self._now_s)
+        live.work_tokens = num_tokens
+
+    def _tenant(self, name: str, most_tokens: int) -> _Tenant:
+        """The record of a tenant, new if it has none; its pace is guessed to be a fair share."""
+        if name not in self._tenants:
+            requests_per_s = self._requests.rate.per_s / (len(self._tenants) + 1)
+            most = _or_infinity(self._config.max_tenant_tokens)
+            self._tenants[name] = _Tenant(
+                name=name,
+                queued=Bound(
+                    room=_or_infinity(self._config.max_tenant_queued),
+                    start_per_s=requests_per_s,
+                    now_s=self._now_s,
+                ),
+                # Its pace is measured from half the bound on: below, little leaves since little
+                # is there.
+                tokens=Bound(
+                    floor=most / 2,
+                    room=most / 2,
+                    start_per_s=requests_per_s * most_tokens,
+                    now_s=self._now_s,
+                ),
+            )
+        return self._tenants[name]
+
+    def _forget(self, tenant: _Tenant) -> None:
+        """Drops the record of a tenant that has nothing."""
+        if not tenant.num_live and not tenant.tokens.num_promises:
+            del self._tenants[tenant.name]
+
+
+def _or_infinity(bound: int | None) -> float:
+    return math.inf if bound is None else bound
