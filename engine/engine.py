@@ -37,7 +37,7 @@ class Executor(Protocol):
         """Waits for what `dispatch` returned and brings it to the host."""
 
     def export_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Starts to copy each (page, handle) to host memory, as steps dispatched so far leave it."""
+        """Starts to copy each (page, handle) to host memory, as steps so far leave it."""
 
     def import_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Starts to copy each (handle, page) back, for steps dispatched from here on."""

@@ -52,7 +52,7 @@ class DeadlineQueue(FcfsQueue):
 
     @override
     def first(self, now_s: float) -> RequestState | None:
-        """Who is due first, of those that can make it; unless one that is late has waited enough."""
+        """Who is due first of those that can make it, unless a late one has waited enough."""
         while (state := self._queue.first()) is not None and self._is_hopeless(state, now_s):
             self._queue.remove(state)
             self._late_ordinals.add(state.ordinal)

@@ -1,5 +1,7 @@
 """First come, first served. No JAX."""
 
+from collections.abc import Iterator
+
 from .keyed_queue import KeyedQueue
 from .schedule import Rank, RequestState
 
