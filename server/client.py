@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import grpc
 from google.rpc.error_details_pb2 import RetryInfo
@@ -85,13 +86,14 @@ def generate(
     return answer
 
 
-def retry_after_s(error: grpc.Call) -> float | None:
+def retry_after_s(error: grpc.Call | grpc.aio.AioRpcError) -> float | None:
     """In how many seconds the server may let the same request in; None if it did not say.
 
     Args:
-      error: What a call raised; a grpc.RpcError from a call is a grpc.Call too.
+      error: What a call raised; a grpc.RpcError from a blocking call is a grpc.Call too.
     """
-    status = rpc_status.from_call(error)
+    # The error of grpc.aio has the same methods and another class.
+    status = rpc_status.from_call(cast(grpc.Call, error))
     for detail in () if status is None else status.details:
         info = RetryInfo()
         if detail.Unpack(info):

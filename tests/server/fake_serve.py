@@ -46,5 +46,5 @@ def main(load_s: float, drain_timeout_s: float, grace_s: float, hangs: bool) -> 
 
 
 if __name__ == "__main__":
-    *numbers, behaviour = sys.argv[1:]
-    sys.exit(main(*map(float, numbers), behaviour == "hangs"))
+    load_s, drain_timeout_s, grace_s, behaviour = sys.argv[1:]
+    sys.exit(main(float(load_s), float(drain_timeout_s), float(grace_s), behaviour == "hangs"))

@@ -9,6 +9,7 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status.rpc_status import from_call
 
 from octavo.server import octavo_pb2 as pb
@@ -54,11 +55,13 @@ async def running(
     clock: Callable[[], float] | None = None,
     channel_options: tuple[tuple[str, int], ...] = (),
     server_options: dict[str, Any] | None = None,
+    on_drain_stage: Callable[[str], None] = lambda stage: None,
     **engine_options: Any,
 ) -> AsyncGenerator[Running]:
     server = Server(
         ServerConfig(port=0, max_concurrent_calls=max_concurrent_calls, **(server_options or {})),
         **({} if clock is None else {"clock": clock}),
+        on_drain_stage=on_drain_stage,
     )
     port = await server.start()
     engine = FakeEngine(server.router.on_outputs, **engine_options)
@@ -76,6 +79,17 @@ async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+HEALTH_SERVICES = ("", "octavo.v1.Inference", "liveness")
+
+
+async def health(at: Running) -> tuple[bool, ...]:
+    """Whether each of HEALTH_SERVICES is SERVING."""
+    stub: Any = health_pb2_grpc.HealthStub(at.channel)
+    asked = [health_pb2.HealthCheckRequest(service=service) for service in HEALTH_SERVICES]
+    answers = [await stub.Check(one) for one in asked]
+    return tuple(a.status == health_pb2.HealthCheckResponse.SERVING for a in answers)
 
 
 async def rest(call: Any) -> list[pb.GenerateEvent]:

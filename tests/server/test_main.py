@@ -1,5 +1,6 @@
 """The command line: help, errors in one line, and generate and chat against a (fake) server."""
 
+import asyncio
 import dataclasses
 import importlib.metadata
 import json
@@ -13,10 +14,16 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from absl import flags
 
 from octavo.configs.scheduling_config import SchedulingConfig
+from octavo.engine.admission import Overloaded
+from octavo.server import octavo_pb2 as pb
 from octavo.server.main import COMMANDS, main
+from octavo.server.request_flags import define_request_flags, set_request_flags
+from octavo.server.scheduling_flags import define_scheduling_flags, scheduling_config
 
+from .harness import running
 from .processes import ROOT, fake_server_command, server_process
 
 OCTAVO = [sys.executable, "-m", "octavo.server"]
@@ -76,6 +83,28 @@ BAD_COMMAND_LINES = {
     "serve --num_pages=9 --kv_cache_bytes=9": "--num_pages is 9 and kv_cache_bytes is 9",
     "serve --drain_timeout_s=nan": "--drain_timeout_s is nan; it must be",
     "serve --drain_timeout_s=-1": "--drain_timeout_s is -1.0; it must be",
+    "serve --withdrawal_grace_s=-1": "--withdrawal_grace_s is -1.0; it must be",
+    "serve --withdrawal_grace_s=inf": "--withdrawal_grace_s is inf; it must be",
+    "serve --stall_timeout_s=0": "--stall_timeout_s=0: 0.0 is not number >= 1.0",
+    "serve --stall_timeout_s=nan": "--stall_timeout_s is nan; it must be",
+    "serve --host_kv_bytes=-1": "--host_kv_bytes is -1; it must be a whole number in [0, ",
+    "serve --policy=lifo": "--policy=lifo: value should be one of <fcfs|priority|fair|deadline>",
+    "serve --prefix_cache=maybe": "--prefix_cache=maybe",
+    "serve --max_num_queued=-1": "--max_num_queued is -1; it must be a whole number in [0, ",
+    "serve --max_queued_tokens=0": "--max_queued_tokens is 0; it must be a whole number in [1, ",
+    "serve --max_tenant_running=0": "--max_tenant_running is 0; it must be",
+    "serve --max_tenant_queued=-1": "--max_tenant_queued is -1; it must be",
+    "serve --max_tenant_tokens=1": "--max_tenant_tokens is 1; it must be",
+    "serve --max_predicted_wait_s=nan": "--max_predicted_wait_s is nan; it must be in [0.001, ",
+    "serve --queue_ttl_s=0": "--queue_ttl_s is 0.0; it must be",
+    "serve --priority_ageing_s=inf": "--priority_ageing_s is inf; it must be",
+    "serve --default_ttft_target_s=-1": "--default_ttft_target_s is -1.0; it must be",
+    "serve --inter_token_target_ms=0": "--inter_token_target_ms is 0.0; it must be",
+    "serve --tenant_weights=a": "--tenant_weights has 'a'; it must be NAME=WEIGHT",
+    "serve --tenant_weights=a=1,b=x": "--tenant_weights has 'b=x'; it must be NAME=WEIGHT",
+    "serve --tenant_weights=a=nan": "--tenant_weights has nan for 'a'; a weight must be in",
+    "serve --tenant_weights=a=1,a=2": "no tenant may come twice",
+    "serve --tenant_weights=\udcff=2": "--tenant_weights is '\\udcff=2'; it must be UTF-8",
     "serve smollm2": "['smollm2']",
     "serve --model=/no/such/file": "--model is '/no/such/file'; it must be a preset (",
     "serve --flagfile=/no/such/file": "/no/such/file",
@@ -90,6 +119,8 @@ BAD_COMMAND_LINES = {
     "generate --prompt=\udcff": "--prompt is '\\udcff'; it must be UTF-8",
     "chat --system=\udcff": "--system is '\\udcff'; it must be UTF-8",
     "serve --served_model_name=\udcff": "--served_model_name is '\\udcff'; it must be UTF-8",
+    "generate --prompt=a --tenant=\udcff": "--tenant is '\\udcff'; it must be UTF-8",
+    "generate --prompt=a --priority=99999999999999999999": "--priority is 99999999999999999999; it",
     "generate --prompt=a --logprobs": "--logprobs goes with --json",
     "generate --prompt=a --seed=-1 --server=localhost:1": "--seed is -1; it must be in [0, 2**64)",
     "generate --prompt=a --stop_token_ids=-1 --server=localhost:1": "--stop_token_ids has -1",
@@ -242,6 +273,80 @@ def test_generate_json_has_everything(address: str, capsys: pytest.CaptureFixtur
     }
 
 
+def test_generate_says_whose_and_how_urgent_a_request_is() -> None:
+    values = flags.FlagValues()
+    define_request_flags(values)
+    line = ["--tenant=acme", "--priority=-3", "--request_class=chat", "--ttft_target_ms=250"]
+    line += ["--tpot_target_ms=40", "--queue_ttl_ms=9e3", "--cache_salt=s", "--bypass_prefix_cache"]
+    values(["-", *line])
+    request = pb.GenerateRequest()
+    set_request_flags(values, request)
+    assert request == pb.GenerateRequest(
+        tenant="acme",
+        scheduling=pb.Scheduling(
+            priority=-3,
+            request_class="chat",
+            ttft_target_ms=250,
+            tpot_target_ms=40,
+            queue_ttl_ms=9000,
+        ),
+        kv=pb.KvOptions(cache_salt="s", bypass_prefix_cache=True),
+    )
+    names = {
+        field.name for kind in (pb.Scheduling, pb.KvOptions) for field in kind.DESCRIPTOR.fields
+    }
+    assert names | {"tenant"} == set(values)
+    absent = flags.FlagValues()
+    define_request_flags(absent)
+    absent(["-"])
+    request = pb.GenerateRequest()
+    set_request_flags(absent, request)
+    assert not request.scheduling.HasField("priority")
+    assert not request.scheduling.HasField("ttft_target_ms")
+    assert not request.kv.HasField("bypass_prefix_cache")
+
+
+def test_serve_flags_become_the_scheduling_config() -> None:
+    values = flags.FlagValues()
+    define_scheduling_flags(values)
+    values(["-"])
+    assert scheduling_config(values) == SchedulingConfig()
+    wanted = SchedulingConfig(
+        policy="fair",
+        prefix_cache=False,
+        inter_token_target_ms=50.0,
+        max_num_queued=9,
+        max_queued_tokens=10,
+        max_predicted_wait_s=11.0,
+        queue_ttl_s=12.5,
+        max_tenant_running=13,
+        max_tenant_queued=14,
+        max_tenant_tokens=15,
+        priority_ageing_s=16.0,
+        tenant_weights=(("a=b", 2.0), ("", 0.5)),
+        default_ttft_target_s=17.0,
+    )
+    words = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(wanted)}
+    words |= {"tenant_weights": "a=b=2,=0.5", "prefix_cache": "false"}
+    values = flags.FlagValues()
+    define_scheduling_flags(values)
+    values(["-", *(f"--{name}={word}" for name, word in words.items())])
+    assert scheduling_config(values) == wanted
+
+
+def test_an_overloaded_server_says_when_to_try_again(capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        async with running() as at:
+            at.engine.refusal = Overloaded("much is waiting", "max_num_queued", 2.34)
+            line = ["generate", f"--server=127.0.0.1:{at.port}", "--prompt=a"]
+            assert await asyncio.to_thread(main, line) == 1
+
+    asyncio.run(scenario())
+    assert capsys.readouterr().err == (
+        "octavo generate: error: RESOURCE_EXHAUSTED: much is waiting; try again in 2.3 s\n"
+    )
+
+
 def test_generate_with_chat_uses_the_template(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +361,9 @@ def test_generate_with_chat_uses_the_template(
         ("--top_p=2", "--top_p is 2.0; it must be", 2),
         ("--temperature=nan", "--temperature is nan; it must be", 2),
         ("--max_tokens=0", "--max_tokens is 0; it must be", 2),
+        ("--priority=101", "--priority is 101; it must be in [-100, 100]", 2),
+        ("--ttft_target_ms=-1", "--ttft_target_ms is -1.0; in seconds it must be in", 2),
+        (f"--tenant={'x' * 257}", "--tenant is 'xxxx", 2),
         ("--stop_token_ids=1,258", "--stop_token_ids[1] is 258; it must be", 2),
         ("--server=localhost:1", "UNAVAILABLE: ", 1),
     ],

@@ -2,12 +2,10 @@
 
 import asyncio
 import socket
-from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
@@ -17,16 +15,7 @@ from octavo.server import octavo_pb2_grpc
 from octavo.server.server import Server, ServerConfig
 
 from .fakes import served
-from .harness import Running, reason_of, refused, request, running
-
-SERVICES = ("", "octavo.v1.Inference", "liveness")
-
-
-async def health(at: Running) -> tuple[bool, ...]:
-    """Whether each of SERVICES is SERVING."""
-    stub: Any = health_pb2_grpc.HealthStub(at.channel)
-    answers = [await stub.Check(health_pb2.HealthCheckRequest(service=s)) for s in SERVICES]
-    return tuple(a.status == health_pb2.HealthCheckResponse.SERVING for a in answers)
+from .harness import health, reason_of, refused, request, running
 
 
 def test_from_loading_over_ready_to_draining() -> None:
