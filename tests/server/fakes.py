@@ -21,7 +21,7 @@ from octavo.engine.request import (
     Timings,
 )
 from octavo.engine.schedule import RequestState
-from octavo.server.served_model import ServedModel
+from octavo.server.served_model import EngineClient, ServedModel
 
 EOS = 256
 VOCAB_SIZE = 258
@@ -264,7 +264,7 @@ class ByteDecoder:
         return "" if self.skip_special_tokens else f"<{token_id}>"
 
 
-def served(engine: FakeEngine) -> ServedModel:
+def served(engine: EngineClient) -> ServedModel:
     return ServedModel(
         name="fake",
         engine=engine,
