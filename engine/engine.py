@@ -16,7 +16,7 @@ import numpy as np
 from ..configs.engine_config import EngineConfig
 from . import packing
 from .admission import EngineLimits, pick_seed
-from .packing import Sample
+from .packing import StepResult
 from .request import FinishReason, Load, RequestOutput, Timings
 from .schedule import PrefillChunk, RequestState, Schedule, Transfer, TransferKind
 from .scheduler import Scheduler
@@ -245,60 +245,79 @@ class Engine:
         # The step began when it was dispatched, or when the one before it was done.
         self._scheduler.observe(schedule, read_s - max(step.at_s, self._read_s))
         self._read_s = read_s
+        take_token, outputs = self._scheduler.take_token, self._outputs
+        # Most work per step is here, once per row: a row that only goes on takes the short way.
         # The result has rows and segments of padding at the end.
-        for state, generation, sample in zip(
-            schedule.decodes, schedule.generations, result.decodes, strict=False
+        for row, (state, generation) in enumerate(
+            zip(schedule.decodes, schedule.generations, strict=True)
         ):
-            if state.generation == generation:
-                self._take_sample(state, sample, (), read_s)
+            if state.generation != generation:
+                continue  # it has ended, or started over
+            if result.statuses[row] == packing.VALID and not state.request.sampling.logprobs:
+                token_id = result.token_ids[row]
+                take_token(state, token_id)
+                outputs.append(RequestOutput(state.request.request_id, (token_id,)))
+                self._output_tokens_total += 1
+            else:
+                self._take_sample(state, result, row, read_s)
         at = 0
-        for chunk, sample in zip(schedule.chunks, result.chunks, strict=False):
+        for index, chunk in enumerate(schedule.chunks):
             if chunk.state.generation == chunk.generation:
                 logprobs = result.chunk_logprobs[at : at + chunk.length].tolist()
-                fresh = _fresh_prompt_logprobs(chunk, logprobs)
-                if chunk.is_last:
-                    self._take_sample(chunk.state, sample, fresh, read_s, chunk)
-                else:
-                    self._scheduler.take_chunk(chunk, None)
-                    if fresh:
-                        self._outputs.append(
-                            RequestOutput(
-                                request_id=chunk.state.request.request_id, prompt_logprobs=fresh
-                            )
-                        )
+                self._take_chunk(chunk, result, step.key.rows + index, logprobs, read_s)
             at += chunk.length
+
+    def _take_chunk(
+        self,
+        chunk: PrefillChunk,
+        result: StepResult,
+        row: int,
+        logprobs: list[float],
+        read_s: float,
+    ) -> None:
+        """A chunk was computed; the last one of a prompt brings a token in `row` of the result."""
+        fresh = _fresh_prompt_logprobs(chunk, logprobs)
+        if chunk.is_last:
+            self._take_sample(chunk.state, result, row, read_s, chunk, fresh)
+            return
+        self._scheduler.take_chunk(chunk, None)
+        if fresh:
+            self._outputs.append(
+                RequestOutput(chunk.state.request.request_id, prompt_logprobs=fresh)
+            )
 
     def _take_sample(
         self,
         state: RequestState,
-        sample: Sample,
-        prompt_logprobs: tuple[float, ...],
+        result: StepResult,
+        row: int,
         read_s: float,
         chunk: PrefillChunk | None = None,
+        prompt_logprobs: tuple[float, ...] = (),
     ) -> None:
         """A token came for a request that is live, from a decode row or its last chunk."""
-        if not sample.status & packing.VALID:
+        status, token_id = result.statuses[row], result.token_ids[row]
+        if not status & packing.VALID:
             # Host and device disagree on this request; the others are not touched by that.
             logger.error("no token came for %s, which is live", state.request.request_id)
             self._end(state, FinishReason.ERROR, error="the engine lost track of the request")
             return
         if chunk is None:
-            self._scheduler.take_token(state, sample.token_id)
+            self._scheduler.take_token(state, token_id)
         else:
-            self._scheduler.take_chunk(chunk, sample.token_id)
+            self._scheduler.take_chunk(chunk, token_id)
         self._output_tokens_total += 1
         if state.first_token_s is None:
             state.first_token_s = read_s
-        logprobs = (sample.logprob,) if state.request.sampling.logprobs else ()
         output = RequestOutput(
             request_id=state.request.request_id,
-            token_ids=(sample.token_id,),
-            logprobs=logprobs,
+            token_ids=(token_id,),
+            logprobs=(float(result.logprobs[row]),) if state.request.sampling.logprobs else (),
             prompt_logprobs=prompt_logprobs,
         )
-        if sample.status & packing.STOPPED:  # a stop id in the last place is still a stop
-            self._end(state, FinishReason.STOP, output, stop_token_id=sample.token_id)
-        elif sample.status & packing.EXHAUSTED:
+        if status & packing.STOPPED:  # a stop id in the last place is still a stop
+            self._end(state, FinishReason.STOP, output, stop_token_id=token_id)
+        elif status & packing.EXHAUSTED:
             self._end(state, FinishReason.LENGTH, output)
         else:
             self._outputs.append(output)

@@ -6,7 +6,6 @@ the layout is written down once, here.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -175,40 +174,29 @@ def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One sampled token of a step, as it was read."""
-
-    token_id: int
-    status: int
-    logprob: float
-
-
-@dataclass(frozen=True)
 class StepResult:
-    """What a step brought.
+    """What a step brought. A sample for each decode row, in row order, then one for each segment.
 
     Attributes:
-      decodes: A sample for each decode row, in row order.
-      chunks: A sample for each segment, in segment order; only the last chunk of a prompt has a
-        VALID one.
+      token_ids: Sampled tokens.
+      statuses: Bits: VALID, STOPPED, EXHAUSTED. Of the segments only the last chunk of a prompt is
+        VALID.
+      logprobs: float32 [samples]: of the sampled tokens, where asked for.
       chunk_logprobs: float32 [chunk]: of each chunk token's target; 0 where none was asked for.
     """
 
-    decodes: Sequence[Sample]
-    chunks: Sequence[Sample]
+    token_ids: list[int]
+    statuses: list[int]
+    logprobs: np.ndarray
     chunk_logprobs: np.ndarray
 
 
 def unpack(key: StepKey, result: np.ndarray) -> StepResult:
     """The download of one step, read."""
     columns = result[: key.samples * SAMPLE_COLUMNS].reshape(key.samples, SAMPLE_COLUMNS)
-    logprobs = columns[:, SAMPLE_LOGPROB].copy().view(np.float32)
-    samples = [
-        Sample(int(row[SAMPLE_TOKEN]), int(row[SAMPLE_STATUS]), float(logprob))
-        for row, logprob in zip(columns, logprobs, strict=True)
-    ]
     return StepResult(
-        decodes=samples[: key.rows],
-        chunks=samples[key.rows :],
+        token_ids=columns[:, SAMPLE_TOKEN].tolist(),
+        statuses=columns[:, SAMPLE_STATUS].tolist(),
+        logprobs=columns[:, SAMPLE_LOGPROB].copy().view(np.float32),
         chunk_logprobs=result[key.samples * SAMPLE_COLUMNS :].copy().view(np.float32),
     )

@@ -20,6 +20,9 @@ from .step_costs import StepCosts
 class WaitingQueue(Protocol):
     """The waiting requests under one policy. All methods are deterministic."""
 
+    keeps_count: bool
+    """Whether `charge` is to be called."""
+
     def __len__(self) -> int:
         """Requests that wait."""
 

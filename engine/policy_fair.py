@@ -19,6 +19,8 @@ class FairQueue:
     al., Fairness in Serving Large Language Models, https://arxiv.org/abs/2401.00588, algorithm 2.
     """
 
+    keeps_count = True
+
     def __init__(self, weights: Mapping[str, float]) -> None:
         """Nobody waits; a tenant that is not in `weights` weighs 1."""
         self._weights = weights

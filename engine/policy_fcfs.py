@@ -12,6 +12,8 @@ class FcfsQueue:
     A preempted request came before all that still wait, so it is first.
     """
 
+    keeps_count = False
+
     def __init__(self) -> None:
         """Nobody waits."""
         self._queue = KeyedQueue(self.rank)
@@ -45,7 +47,7 @@ class FcfsQueue:
         return False
 
     def charge(self, state: RequestState, num_tokens: int) -> None:
-        """Nobody keeps count."""
+        """Not called."""
 
     def depart(self, state: RequestState) -> None:
         """Nobody keeps count."""

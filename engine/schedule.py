@@ -13,7 +13,7 @@ type Rank = tuple[float | int, ...]
 """Orders requests: the lower comes first."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class RequestState:
     """A live request inside the engine. Mutable; touched by the engine thread alone.
 

@@ -318,7 +318,7 @@ class Scheduler:
 
         In order of rank, so that whoever is preempted is not part of the step yet.
         """
-        page_size, charge = self._config.page_size, self.waiting.charge
+        page_size = self._config.page_size
         decodes, generations = step.decodes, step.generations
         kv_tokens, at = 0, 0
         while at < len(self.running):
@@ -339,8 +339,10 @@ class Scheduler:
             kv_tokens += computed + 1
             decodes.append(state)
             generations.append(state.generation)
-            charge(state, 1)
         step.decode_kv_tokens = kv_tokens
+        if self.waiting.keeps_count:
+            for state in decodes:
+                self.waiting.charge(state, 1)
 
     def _make_room(self, step: _Step, state: RequestState, now_s: float) -> bool:
         """Preempts the highest rank until there is a page. False: that was `state` itself."""
@@ -458,7 +460,7 @@ class Scheduler:
             state.num_sampled += 1
             if state.num_sampled == state.max_tokens:
                 self._all_dispatched.append(state)
-        if not state.num_preemptions:
+        if self.waiting.keeps_count and not state.num_preemptions:
             self.waiting.charge(state, length)
         return PrefillChunk(
             state=state,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.engine import packing
-from octavo.engine.packing import Sample, UploadLayout, pack, unpack
+from octavo.engine.packing import UploadLayout, pack, unpack
 from octavo.engine.schedule import PageEntry, PrefillChunk, RequestState, Schedule
 from octavo.engine.step_shapes import StepKey
 
@@ -172,21 +172,23 @@ def test_a_result_comes_apart_into_samples_and_scores():
     key = StepKey(2, 3)
     result = np.zeros(key.samples * packing.SAMPLE_COLUMNS + key.chunk, np.int32)
     samples = [
-        Sample(5, packing.VALID, -0.25),
-        Sample(0, 0, 0.0),
-        Sample(319, packing.VALID | packing.STOPPED | packing.EXHAUSTED, -1e-7),
-        Sample(6, packing.VALID | packing.EXHAUSTED, float("-inf")),
-        Sample(7, packing.VALID | packing.STOPPED, -100.5),
+        (5, packing.VALID, -0.25),
+        (0, 0, 0.0),
+        (319, packing.VALID | packing.STOPPED | packing.EXHAUSTED, -1e-7),
+        (6, packing.VALID | packing.EXHAUSTED, float("-inf")),
+        (7, packing.VALID | packing.STOPPED, -100.5),
     ]
-    for index, sample in enumerate(samples):
+    for index, (token_id, status, logprob) in enumerate(samples):
         at = index * packing.SAMPLE_COLUMNS
-        result[at : at + 3] = (sample.token_id, sample.status, packing.float_bits(sample.logprob))
+        result[at : at + 3] = (token_id, status, packing.float_bits(logprob))
     scores = np.array([-1.5, 0.0, -2.25], np.float32)
     result[len(samples) * packing.SAMPLE_COLUMNS :] = scores.view(np.int32)
     found = unpack(key, result)
-    rounded = [Sample(s.token_id, s.status, float(np.float32(s.logprob))) for s in samples]
-    assert [*found.decodes, *found.chunks] == rounded
-    assert len(found.decodes) == 2
+    assert found.token_ids == [token_id for token_id, _, _ in samples]
+    assert found.statuses == [status for _, status, _ in samples]
+    np.testing.assert_array_equal(
+        found.logprobs, np.array([logprob for _, _, logprob in samples], np.float32)
+    )
     np.testing.assert_array_equal(found.chunk_logprobs, scores)
 
 
