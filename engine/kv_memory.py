@@ -22,16 +22,16 @@ class Hit:
     Attributes:
       on_device: Cached pages that it can read at once.
       on_host: Those behind them that are worth bringing back from host memory.
-      miss: Why there are no more.
-      miss_at_token: The first token that must be computed, or that differs from what is cached.
+      num_matched: Pages that are cached, be they worth bringing back or not.
+      max_pages: Most that could have been; None: the request does not read the cache.
       num_unheld: Those on the device that nobody holds yet.
       decision: Whether to bring pages back from host memory, if there are any.
     """
 
     on_device: list[CachedPage]
     on_host: list[CachedPage]
-    miss: MissReason
-    miss_at_token: int
+    num_matched: int = 0
+    max_pages: int | None = None
     num_unheld: int = 0
     decision: dict[str, DetailValue] | None = None
 
@@ -57,6 +57,7 @@ class KVMemory:
         *,
         max_host_pages: int,
         costs: StepCosts,
+        keeps_events: bool = True,
     ) -> None:
         """Every page is free.
 
@@ -65,6 +66,7 @@ class KVMemory:
           page_size: Tokens per page.
           max_host_pages: That host memory holds; 0: evicted pages are dropped.
           costs: Says whether bringing a page back is faster than computing it again.
+          keeps_events: Whether evictions and exports are recorded.
         """
         self.pool = PagePool(num_pages)
         self.cache = PrefixCache(num_pages)
@@ -75,6 +77,7 @@ class KVMemory:
         self._page_size = page_size
         self._max_host_pages = max_host_pages
         self._costs = costs
+        self._keeps_events = keeps_events
         self._num_handles = 0
 
     @property
@@ -94,12 +97,11 @@ class KVMemory:
         """
         chain, request = self._extend(state, num_tokens), state.request
         if chain is None or not request.reads_prefix_cache or request.sampling.prompt_logprobs:
-            return Hit(on_device=[], on_host=[], miss=MissReason.NOT_READ, miss_at_token=0)
+            return Hit(on_device=[], on_host=[])
         max_pages = (num_tokens - 1) // self._page_size
         nodes = self.cache.match(chain, max_pages)
         on_device = [node for node in nodes if node.page is not None]
         on_host = nodes[len(on_device) :]
-        miss, miss_at_token = self.cache.explain(chain, len(nodes), max_pages)
         decision: dict[str, DetailValue] | None = None
         if on_host:
             start, end = len(on_device) * self._page_size, len(nodes) * self._page_size
@@ -114,15 +116,25 @@ class KVMemory:
             }
             if not imports:
                 on_host.clear()
-                miss, miss_at_token = MissReason.RECOMPUTED, start
         return Hit(
             on_device=on_device,
             on_host=on_host,
-            miss=miss,
-            miss_at_token=miss_at_token,
+            num_matched=len(nodes),
+            max_pages=max_pages,
             num_unheld=sum(node.holders == 0 for node in on_device),
             decision=decision,
         )
+
+    def explain(self, state: RequestState, hit: Hit) -> tuple[MissReason, int]:
+        """Why a hit ends where it does, and the first token that is computed, or that differs.
+
+        As of the lookup: the caller asks before it does anything with the hit.
+        """
+        if hit.max_pages is None or state.chain is None:
+            return MissReason.NOT_READ, 0
+        if hit.num_pages < hit.num_matched:
+            return MissReason.RECOMPUTED, hit.num_pages * self._page_size
+        return self.cache.explain(state.chain, hit.num_matched, hit.max_pages)
 
     def num_needed(self, hit: Hit, num_tokens: int) -> int:
         """Of num_available, what a request takes that has a hit and computes num_tokens tokens."""
@@ -228,7 +240,8 @@ class KVMemory:
         self.cache.dropped_handles.clear()
 
     def _record(self, kind: EventKind, now_s: float, **detail: DetailValue) -> None:
-        self.events.append(Event(now_s, kind, "", dict(detail)))
+        if self._keeps_events:
+            self.events.append(Event(now_s, kind, "", dict(detail)))
 
     def check(self, holders: list[RequestState]) -> None:
         """Asserts that every page is free, one request's own, or the cache's; and who holds what.

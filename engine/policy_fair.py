@@ -7,6 +7,9 @@ from .keyed_queue import KeyedQueue
 from .schedule import Rank, RequestState
 
 MAX_IDLE_TENANTS = 4096
+TOKEN = 10**6
+"""What a token adds to the counter of a tenant that weighs 1. Counters are whole numbers, so that
+it does not matter in which order tokens are counted."""
 
 
 class FairQueue:
@@ -23,14 +26,14 @@ class FairQueue:
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         """Nobody waits; a tenant that is not in `weights` weighs 1."""
-        self._weights = weights
-        self._served: dict[str, float] = {}  # the counters
+        self._steps = {tenant: round(TOKEN / weight) for tenant, weight in weights.items()}
+        self._served: dict[str, int] = {}  # the counters
         self._num_live: Counter[str] = Counter()
         self._queues: dict[str, KeyedQueue] = {}  # of tenants with requests that wait
         self._blocked: set[str] = set()
         self._num_waiting = 0
         self._num_ranked = 0
-        self._floor = 0.0  # the lowest counter when there last was a tenant
+        self._floor = 0  # the lowest counter when there last was a tenant
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -63,7 +66,7 @@ class FairQueue:
 
     def first(self, now_s: float) -> RequestState | None:
         """The first of the tenant that was served least."""
-        best: tuple[float, int] | None = None
+        best: tuple[int, int] | None = None
         chosen = None
         for tenant, queue in self._queues.items():
             state = queue.first() if tenant not in self._blocked else None
@@ -86,7 +89,7 @@ class FairQueue:
     def charge(self, state: RequestState, num_tokens: int) -> None:
         """Tokens are computed for a request."""
         tenant = state.request.tenant
-        self._served[tenant] += num_tokens / self._weights.get(tenant, 1.0)
+        self._served[tenant] += num_tokens * self._steps.get(tenant, TOKEN)
 
     def depart(self, state: RequestState) -> None:
         """A request has ended."""
@@ -111,7 +114,7 @@ class FairQueue:
             self._served[tenant] = max(self._served.get(tenant, floor), floor)
         self._num_live[tenant] += 1
 
-    def _lowest(self, otherwise: float) -> float:
+    def _lowest(self, otherwise: int) -> int:
         """The lowest counter of tenants with live requests, or what it is if there are none."""
         served = [self._served[tenant] for tenant, count in self._num_live.items() if count]
         return min(served, default=otherwise)

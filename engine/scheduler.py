@@ -13,8 +13,10 @@ comes after.
 """
 
 import heapq
+import math
 from bisect import insort
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -81,7 +83,13 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: EngineConfig, num_pages: int, costs: StepCosts, *, max_host_pages: int = 0
+        self,
+        config: EngineConfig,
+        num_pages: int,
+        costs: StepCosts,
+        *,
+        max_host_pages: int = 0,
+        keeps_events: bool = True,
     ) -> None:
         """Starts empty.
 
@@ -90,19 +98,25 @@ class Scheduler:
           num_pages: Of the KV pool, page 0 included.
           costs: What steps are predicted to take.
           max_host_pages: Pages that host memory takes.
+          keeps_events: Whether schedules carry events.
         """
         scheduling = config.scheduling
         self.waiting = make_queue(scheduling, costs)
         self.running: list[RequestState] = []
         self.ending: list[RequestState] = []
         self.memory = KVMemory(
-            num_pages, config.page_size, max_host_pages=max_host_pages, costs=costs
+            num_pages,
+            config.page_size,
+            max_host_pages=max_host_pages,
+            costs=costs,
+            keeps_events=keeps_events,
         )
         self.queued_tokens = 0
         self.preemptions_total = 0
         self.cached_tokens_total = 0
         self._config = config
         self._costs = costs
+        self._keeps_events = keeps_events
         self._budget = ChunkBudget(config, costs)
         self._max_tenant_running = scheduling.max_tenant_running or config.max_num_seqs
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
@@ -238,9 +252,91 @@ class Scheduler:
         if token_id is not None:
             state.output_token_ids.append(token_id)
 
+    def num_steady_rounds(self, unread: Schedule, now_s: float, most: int) -> int:
+        """How many rounds, at most `most`, are certain to do nothing but decode the same rows.
+
+        A round schedules a step and then reads the one before it; `unread` is that in flight. No
+        round is certain from the next deadline on (`next_deadline_s`), nor once a token stops a
+        request, which only the caller can know.
+        """
+        running = self.running
+        if unread.chunks or len(unread.decodes) != len(running) or not running:
+            return 0
+        if self._num_prefilling or self._all_dispatched or self.ending:
+            return 0
+        if self.waiting and not self._nobody_can_start(now_s):
+            return 0
+        for row, generation, state in zip(unread.decodes, unread.generations, running, strict=True):
+            if row is not state or generation != state.generation:
+                return 0
+            most = min(most, state.max_tokens - state.num_sampled)
+        while most > 0 and not self._pages_suffice(most):
+            most //= 2
+        return most
+
+    @property
+    def next_deadline_s(self) -> float:
+        """Before this time nobody's time is over."""
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def advance_decodes(self, times_s: Sequence[float], token_id: int) -> None:
+        """Does steady rounds (num_steady_rounds) at once, with the same effect as one by one.
+
+        The transfers and events of their schedules go into the next one; their page entries go
+        nowhere, so this is for devices that are simulated.
+
+        Args:
+          times_s: When each round's step is scheduled.
+          token_id: What each row samples in each of the steps that are read.
+        """
+        count, size = len(times_s), self._config.page_size
+        happenings: list[tuple[int, bool, int]] = []  # round, whether a page is published, row
+        for row, state in enumerate(self.running):
+            grows_in = len(state.page_ids) * size - state.num_computed_tokens
+            happenings += [(at, False, row) for at in range(grows_in, count, size)]
+            published_in = state.publish_at - state.num_committed_tokens - 1
+            happenings += [(at, True, row) for at in range(published_in, count, size)]
+            state.output_token_ids += [token_id] * count
+        happenings.sort()
+        committed = [state.num_committed_tokens for state in self.running]
+        for at, is_publish, row in happenings:
+            state = self.running[row]
+            if not is_publish:
+                self.memory.grow(state, times_s[at])
+                state.num_entered_pages += 1
+            elif state.chain is not None:
+                state.num_committed_tokens = committed[row] + at + 1
+                self._publish(state)
+        for row, state in enumerate(self.running):
+            state.num_committed_tokens = committed[row] + count
+            state.num_computed_tokens += count
+            state.num_sampled += count
+            if state.num_sampled == state.max_tokens:
+                self._all_dispatched.append(state)
+            self.waiting.charge(state, count)
+
     def observe(self, schedule: Schedule, measured_s: float) -> None:
         """Tells how long a step took, from which later chunks are sized."""
         self._budget.observe(schedule, measured_s)
+
+    def _nobody_can_start(self, now_s: float) -> bool:
+        """Nobody who waits can get a slot, or ends, as long as those that run go on."""
+        if self._free_slots or self._deadlines:
+            return False
+        first = self.waiting.first(now_s)
+        return first is None or not self.waiting.may_displace(first, self.running[-1])
+
+    def _pages_suffice(self, num_rounds: int) -> bool:
+        """There are pages for so many tokens more of each row.
+
+        A page that is published may turn out to be cached already: the copy that nobody held is
+        held then. So each new page counts twice.
+        """
+        needed = len(self.running)
+        for state in self.running:
+            pages = self.memory.pages(state.num_computed_tokens + num_rounds)
+            needed += 2 * (pages - len(state.page_ids))
+        return needed <= self.memory.num_available
 
     def _publish(self, state: RequestState) -> None:
         self.memory.publish(state)
@@ -408,6 +504,7 @@ class Scheduler:
 
     def _start(self, state: RequestState, hit: Hit, now_s: float) -> None:
         """Gives a request a slot and the pages of its prompt."""
+        miss = self.memory.explain(state, hit) if self._keeps_events else None
         self.memory.take(state, hit, state.prefill_end, now_s)
         self._set_publish_at(state)
         state.slot = self._free_slots.pop()
@@ -424,6 +521,8 @@ class Scheduler:
         self._tenant_running[tenant] += 1
         if self._tenant_running[tenant] >= self._max_tenant_running:
             self.waiting.block(tenant)
+        if miss is None:
+            return
         if hit.decision is not None:
             self._record(EventKind.DECIDED, state, now_s, **hit.decision)
         self._record(
@@ -433,8 +532,8 @@ class Scheduler:
             slot=state.slot,
             cached_tokens=cached_tokens,
             imported_pages=len(hit.on_host),
-            miss=hit.miss.value,
-            miss_at_token=hit.miss_at_token,
+            miss=miss[0].value,
+            miss_at_token=miss[1],
         )
 
     def _make_chunks(self, step: _Step) -> list[PrefillChunk]:
@@ -529,7 +628,8 @@ class Scheduler:
     def _record(
         self, kind: EventKind, state: RequestState, now_s: float, **detail: DetailValue
     ) -> None:
-        self.memory.events.append(Event(now_s, kind, state.request.request_id, dict(detail)))
+        if self._keeps_events:
+            self.memory.events.append(Event(now_s, kind, state.request.request_id, dict(detail)))
 
     def check(self) -> None:
         """Asserts what must hold between any two calls. Tests call it after every step."""
