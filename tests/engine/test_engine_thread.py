@@ -19,6 +19,7 @@ from .fakes import (
     FakeExecutor,
     collect,
     limits_for,
+    planned_costs,
     request,
     run_alone,
     small_config,
@@ -50,7 +51,8 @@ class Rig:
         self.executor = GatedExecutor(self.config, self.limits)
         self.executor.gate, self.executor.is_fetching = threading.Event(), threading.Event()
         self.executor.gate.set()
-        self.engine = Engine(self.config, self.limits, self.executor, self.clock)
+        costs = planned_costs(self.config)
+        self.engine = Engine(self.config, self.limits, self.executor, self.clock, costs)
         self.thread = EngineThread(self.engine, self._on_outputs, self.clock)
         self.calls: list[list[RequestOutput]] = []
         self.on_call: Callable[[], None] = lambda: None

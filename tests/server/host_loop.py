@@ -15,6 +15,7 @@ from typing import Any, override
 
 import grpc
 import numpy as np
+import pytest
 
 from octavo.engine.engine_thread import EngineThread
 from octavo.server import octavo_pb2 as pb
@@ -42,7 +43,7 @@ class Steps:
         self._num_allowed = self._num_read = 0
         self._is_free = False
         self._is_waiting = False
-        executor.fetch = self._wait_and_fetch
+        pytest.MonkeyPatch().setattr(executor, "fetch", self._wait_and_fetch)
 
     @property
     def num_dispatched(self) -> int:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import Message
 from grpc_tools import protoc
 
 from octavo.server import octavo_pb2 as pb
@@ -26,7 +27,9 @@ def test_enums_begin_with_unspecified(enum: "pb.FinishReason") -> None:
     assert enum.values[0].name.endswith("_UNSPECIFIED")
 
 
-def test_sampling_scalars_have_presence() -> None:
-    """Or 0 and absent would be the same."""
-    for field in pb.Sampling.DESCRIPTOR.fields:
-        assert field.is_repeated or field.has_presence, field.name
+@pytest.mark.parametrize("kind", [pb.Sampling, pb.Scheduling, pb.KvOptions])
+def test_scalars_of_options_have_presence(kind: type[Message]) -> None:
+    """Or 0 and absent would be the same. The empty string means the same as none."""
+    for field in kind.DESCRIPTOR.fields:
+        is_text = field.type == field.TYPE_STRING
+        assert field.is_repeated or is_text or field.has_presence, field.name

@@ -1,4 +1,4 @@
-"""Property: whatever the interleaving of steps and reads, readers get what the engine brought."""
+"""Case 6.3: whatever the interleaving of steps and reads, readers get what the engine brought."""
 
 import asyncio
 from typing import Any
