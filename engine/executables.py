@@ -1,23 +1,30 @@
 """The closed table of executables: everything that will ever run, compiled before READY.
 
-A step is looked up by its StepKey. A missing key is an error, never a compilation.
+A step is looked up by its StepKey, a transfer of pages by its TransferKey. A missing key is an
+error, never a compilation.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from ..models.decoder import Decoder
 from .device_state import DeviceState
 from .packing import UploadLayout
+from .page_transfer import PAGES_PER_TRANSFER, TransferKey, export_pages, import_pages, page_spec
 from .step_functions import run_step
 from .step_shapes import StepKey
 
-# Called with (decoder leaves..., state leaves..., packed); returns (result, state leaves...).
+Key = StepKey | TransferKey
+
+# Called with flat arguments. A step: (decoder leaves..., state leaves..., packed) to (result, state
+# leaves...). EXPORT: (kv leaves..., pages) to (contents...). IMPORT: (kv leaves..., pages,
+# contents...) to (kv leaves...).
 Executable = Callable[..., Sequence[jax.Array]]
 
 # On the CPU, LLVM's level 1 compiles a sixth faster than the default, 2, and the steps run alike:
@@ -26,13 +33,13 @@ COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 1}}
 
 
 class ExecutableTable:
-    """Compiled steps by key."""
+    """Compiled executables by key."""
 
-    def __init__(self, executables: dict[StepKey, Executable]) -> None:
-        """Takes what compile_steps made."""
+    def __init__(self, executables: Mapping[Key, Executable]) -> None:
+        """Takes what compile_table made."""
         self._executables = executables
 
-    def __getitem__(self, key: StepKey) -> Executable:
+    def __getitem__(self, key: Key) -> Executable:
         """The executable of a key.
 
         Raises:
@@ -41,41 +48,53 @@ class ExecutableTable:
         try:
             return self._executables[key]
         except KeyError:
-            raise KeyError(f"{key} is not among the compiled {sorted(self._executables)}") from None
+            compiled = sorted(map(str, self._executables))
+            raise KeyError(f"{key} is not among the compiled {compiled}") from None
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether a key was compiled."""
+        return key in self._executables
 
     def __len__(self) -> int:
         """How many executables there are."""
         return len(self._executables)
 
 
-def compile_steps(
+def compile_table(
     layouts: Sequence[UploadLayout],
     decoder: Decoder,
     state: DeviceState,
-    packed_sharding: jax.sharding.Sharding,
+    packed_sharding: NamedSharding,
     on_compiled: Callable[[int, int], None],
+    *,
+    with_transfers: bool,
 ) -> ExecutableTable:
-    """Compiles a step for each layout, side by side, through the persistent compilation cache.
+    """Compiles everything, side by side, through the persistent compilation cache.
 
     Args:
-      layouts: One per executable.
+      layouts: One per step.
       decoder: The model; only its shapes and shardings are looked at.
       state: Device state, likewise.
       packed_sharding: Where the upload lies.
       on_compiled: Called with (compiled so far, all) before the first and after each.
+      with_transfers: Whether pages will move to host memory and back.
     """
-
-    def compile_one(layout: UploadLayout) -> Executable:
-        return compile_step(layout, decoder, state, packed_sharding)
-
-    executables: dict[StepKey, Executable] = {}
-    on_compiled(0, len(layouts))
-    pool = ThreadPoolExecutor(min(len(layouts), os.cpu_count() or 1))
+    compilations: dict[Key, Callable[[], Executable]] = {
+        layout.key: partial(compile_step, layout, decoder, state, packed_sharding)
+        for layout in layouts
+    }
+    if with_transfers:
+        for key, trace in ((TransferKey.EXPORT, trace_export), (TransferKey.IMPORT, trace_import)):
+            traced = trace(state.kv, packed_sharding)
+            compilations[key] = partial(_compile, traced, packed_sharding)
+    executables: dict[Key, Executable] = {}
+    on_compiled(0, len(compilations))
+    pool = ThreadPoolExecutor(min(len(compilations), os.cpu_count() or 1))
     try:
-        pending = {pool.submit(compile_one, layout): layout.key for layout in layouts}
+        pending = {pool.submit(compile_one): key for key, compile_one in compilations.items()}
         for future in as_completed(pending):
             executables[pending[future]] = future.result()
-            on_compiled(len(executables), len(layouts))
+            on_compiled(len(executables), len(compilations))
     finally:
         # After an error or Ctrl-C, what is queued is not compiled, and nobody waits for what is
         # under way and cannot be stopped.
@@ -87,12 +106,12 @@ def compile_step(
     layout: UploadLayout,
     decoder: Decoder,
     state: DeviceState,
-    packed_sharding: jax.sharding.Sharding,
+    packed_sharding: NamedSharding,
 ) -> jax.stages.Compiled:
-    """Compiles one step; arguments as in compile_steps."""
+    """Compiles one step; arguments as in compile_table."""
     # Leaves travel flat: walking module and state trees would cost more than the dispatch.
     leaves, tree = jax.tree.flatten((decoder, state))
-    specs = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in leaves]
+    specs = _specs(leaves)
     num_parameters = len(jax.tree.leaves(decoder))
     state_shardings = [spec.sharding for spec in specs[num_parameters:]]
     packed = jax.ShapeDtypeStruct((layout.size,), "int32", sharding=packed_sharding)
@@ -101,8 +120,7 @@ def compile_step(
         donate_argnums=range(num_parameters, len(leaves)),
         out_shardings=(packed_sharding, *state_shardings),
     )
-    platform = next(iter(packed_sharding.device_set)).platform
-    return step.lower(*specs, packed).compile(COMPILER_OPTIONS.get(platform))
+    return _compile(step.trace(*specs, packed), packed_sharding)
 
 
 def _flat_step(layout: UploadLayout, tree: Any, *arguments: jax.Array) -> tuple[jax.Array, ...]:
@@ -110,3 +128,55 @@ def _flat_step(layout: UploadLayout, tree: Any, *arguments: jax.Array) -> tuple[
     decoder, state = jax.tree.unflatten(tree, leaves)
     state, result = run_step(layout, decoder, state, packed)
     return result, *jax.tree.leaves(state)
+
+
+def trace_export(kv: Any, packed_sharding: NamedSharding) -> jax.stages.Traced:
+    """The reading of pages to host memory; arguments as in compile_table."""
+    export = jax.jit(_flat_export, out_shardings=(_on_host(packed_sharding),) * PAGES_PER_TRANSFER)
+    return export.trace(*_specs(jax.tree.leaves(kv)), _pages_spec(packed_sharding))
+
+
+def trace_import(kv: Any, packed_sharding: NamedSharding) -> jax.stages.Traced:
+    """The writing of pages from host memory; arguments as in compile_table."""
+    specs = _specs(jax.tree.leaves(kv))
+    page = page_spec(kv)
+    content = jax.ShapeDtypeStruct(page.shape, page.dtype, sharding=_on_host(packed_sharding))
+    # Named, because a sharding that leaves the kind of memory open moves nothing.
+    device = next(iter(packed_sharding.device_set))
+    on_device = packed_sharding.with_memory_kind(device.default_memory().kind)
+    write = jax.jit(
+        partial(_flat_import, len(specs), on_device),
+        donate_argnums=range(len(specs)),
+        out_shardings=tuple(spec.sharding for spec in specs),
+    )
+    return write.trace(*specs, _pages_spec(packed_sharding), *[content] * PAGES_PER_TRANSFER)
+
+
+def _flat_export(*arguments: jax.Array) -> tuple[jax.Array, ...]:
+    *kv, pages = arguments
+    return export_pages(kv, pages)
+
+
+def _flat_import(
+    num_leaves: int, on_device: NamedSharding, *arguments: jax.Array
+) -> tuple[jax.Array, ...]:
+    kv, pages, contents = arguments[:num_leaves], arguments[num_leaves], arguments[num_leaves + 1 :]
+    return import_pages(kv, pages, [jax.device_put(content, on_device) for content in contents])
+
+
+def _compile(traced: jax.stages.Traced, packed_sharding: NamedSharding) -> jax.stages.Compiled:
+    platform = next(iter(packed_sharding.device_set)).platform
+    return traced.lower().compile(COMPILER_OPTIONS.get(platform))
+
+
+def _specs(arrays: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in arrays]
+
+
+def _pages_spec(packed_sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((PAGES_PER_TRANSFER,), "int32", sharding=packed_sharding)
+
+
+def _on_host(sharding: NamedSharding) -> NamedSharding:
+    """Host memory that a device reads and writes by itself."""
+    return sharding.with_memory_kind("pinned_host")

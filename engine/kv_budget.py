@@ -53,6 +53,24 @@ def num_pages(
     return pages
 
 
+def host_pages(config: EngineConfig, bytes_per_page: int) -> int:
+    """Pages that host memory keeps for those that had to leave the device; 0: it keeps none.
+
+    Args:
+      config: host_kv_bytes decides.
+      bytes_per_page: Over all layers.
+
+    Raises:
+      ValueError: host_kv_bytes is not zero and less than one page.
+    """
+    if 0 < config.host_kv_bytes < bytes_per_page:
+        raise ValueError(
+            f"host_kv_bytes is {config.host_kv_bytes}; it must be 0 or at least {bytes_per_page}, "
+            "the bytes of one page"
+        )
+    return config.host_kv_bytes // bytes_per_page
+
+
 def host_pool_bytes(available_bytes: int) -> int:
     """What a pool in host memory may take when this much is free.
 

@@ -26,11 +26,11 @@ def compilation_cache() -> None:
     use_persistent_cache(default_cache_dir() / "compiled-by-tests")
 
 
-def _ignore_progress(stage: str, done: int, total: int) -> None:
+def ignore_progress(stage: str, done: int, total: int) -> None:
     pass
 
 
-def _on_one_device(_: ParameterSpec) -> jax.sharding.Sharding:
+def on_one_device(_: ParameterSpec) -> jax.sharding.Sharding:
     return jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
@@ -46,7 +46,7 @@ class Model:
             config,
             eos_token_ids=self.checkpoint.eos_token_ids,
             clock=time.monotonic,
-            on_progress=_ignore_progress,
+            on_progress=ignore_progress,
         ).engine
 
     @cached_property
@@ -54,7 +54,7 @@ class Model:
         """In float32."""
         config = self.checkpoint.config
         declared = declared_parameters(config, "float32")
-        loaded = self.checkpoint.load(declared, _on_one_device)
+        loaded = self.checkpoint.load(declared, on_one_device)
         return NumpyDecoder(config, {path: np.asarray(value) for path, value in loaded.items()})
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from octavo.configs.engine_config import EngineConfig
-from octavo.engine.kv_budget import MAX_POOL_TOKENS, host_pool_bytes, num_pages
+from octavo.engine.kv_budget import MAX_POOL_TOKENS, host_pages, host_pool_bytes, num_pages
 from tests.models.tiny_checkpoints import tiny_config
 
 PLENTY = 2**50
@@ -77,3 +77,11 @@ def test_places_of_the_pool_fit_int32():
 def test_too_little_is_refused_and_named(source: str, settings: dict[str, int]):
     with pytest.raises(ValueError, match=f"{source} of 1000 bytes; it must give at least 2"):
         pages(**settings)
+
+
+def test_host_memory_holds_whole_pages():
+    assert host_pages(EngineConfig(host_kv_bytes=0), 1000) == 0
+    assert host_pages(EngineConfig(host_kv_bytes=1000), 1000) == 1
+    assert host_pages(EngineConfig(host_kv_bytes=17_999), 1000) == 17
+    with pytest.raises(ValueError, match="host_kv_bytes is 999; it must be 0 or at least 1000"):
+        host_pages(EngineConfig(host_kv_bytes=999), 1000)
