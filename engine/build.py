@@ -19,10 +19,11 @@ from . import kv_budget, packing
 from .admission import EngineLimits
 from .device_state import DeviceState, empty_slots
 from .engine import Engine
-from .executables import compile_step, compile_steps
-from .executor import Executor
+from .executables import compile_step, compile_table
+from .executor import DeviceExecutor
+from .measure import measure_costs
 from .placement import make_mesh, parameter_sharding, replicated
-from .schedule import Schedule
+from .step_costs import StepCosts
 
 OnProgress = Callable[[str, int, int], None]
 """Told (stage, done, total): "loading" and "compiling", done from 0 to total."""
@@ -35,14 +36,16 @@ class BuiltEngine:
     Attributes:
       engine: Ready: nothing it will do compiles any more.
       device: Platform it runs on: cpu, gpu or tpu.
-      num_executables: Compiled step shapes.
+      num_executables: Compiled step shapes, and the two transfers of pages where there are any.
       compile_s: Seconds that compiling (or loading from the persistent cache) took.
+      costs: What its steps take, measured on this device.
     """
 
     engine: Engine
     device: str
     num_executables: int
     compile_s: float
+    costs: StepCosts
 
 
 def build_engine(
@@ -53,7 +56,7 @@ def build_engine(
     clock: Callable[[], float],
     on_progress: OnProgress,
 ) -> BuiltEngine:
-    """Loads the parameters, allocates the pages, compiles every step shape and runs each once.
+    """Loads the parameters, allocates the pages, compiles every step shape and measures it.
 
     Args:
       checkpoint: The model.
@@ -101,6 +104,7 @@ def build_engine(
         )
 
     bytes_per_page = paged_attention.bytes_per_page(model.num_layers, config.page_size, *kv_shape)
+    num_host_pages = kv_budget.host_pages(config, bytes_per_page)
     pages = kv_budget.num_pages(config, model, bytes_per_page=bytes_per_page, free_bytes=free_bytes)
     limits = EngineLimits.resolve(
         config, model, num_pages=pages, eos_token_ids=sorted(eos_token_ids)
@@ -108,19 +112,30 @@ def build_engine(
     state = jax.jit(partial(empty_state, pages, limits.max_model_len), out_shardings=everywhere)()
 
     started_s = time.perf_counter()
-    table = compile_steps(layouts, decoder, state, everywhere, partial(on_progress, "compiling"))
+    table = compile_table(
+        layouts,
+        decoder,
+        state,
+        everywhere,
+        partial(on_progress, "compiling"),
+        with_transfers=num_host_pages > 0,
+    )
     compile_s = time.perf_counter() - started_s
-    executor = Executor(table, decoder, state, everywhere)
-    # The first run of an executable touches memory and code for the first time; no request waits
-    # for that. A step of nothing but padding changes nothing.
-    nothing = Schedule(decodes=(), chunks=(), page_entries=())
-    for layout in layouts:
-        executor.fetch(executor.dispatch(layout.key, packing.pack(nothing, layout)))
+    executor = DeviceExecutor(table, decoder, state, everywhere)
+    # No request waits for the first run of an executable, which touches its memory and code.
+    costs = measure_costs(
+        executor,
+        layouts,
+        num_pages=pages,
+        pages_per_seq=state.slots.page_table.shape[1],
+        clock=clock,
+    )
     return BuiltEngine(
-        engine=Engine(config, limits, executor, clock),
+        engine=Engine(config, limits, executor, clock, costs, max_host_pages=num_host_pages),
         device=device.platform,
         num_executables=len(table),
         compile_s=compile_s,
+        costs=costs,
     )
 
 
