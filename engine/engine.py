@@ -16,6 +16,7 @@ import numpy as np
 from ..configs.engine_config import EngineConfig
 from . import packing
 from .admission import EngineLimits, pick_seed
+from .event_log import Recorder
 from .packing import StepResult
 from .request import FinishReason, Load, RequestOutput, Timings
 from .schedule import PrefillChunk, RequestState, Schedule, Transfer, TransferKind
@@ -83,6 +84,7 @@ class Engine:
         costs: StepCosts,
         *,
         max_host_pages: int = 0,
+        recorder: Recorder | None = None,
     ) -> None:
         """Starts idle.
 
@@ -93,6 +95,7 @@ class Engine:
           clock: Seconds; monotonic; the clock of arrival_s and deadline_s.
           costs: What steps are predicted to take.
           max_host_pages: Pages that the executor may hold in host memory.
+          recorder: Is told everything that the scheduler is told and decides.
         """
         self.config = config
         self.limits = limits
@@ -102,6 +105,9 @@ class Engine:
         self._shapes = StepShapes.from_config(config)
         self._layouts = {layout.key: layout for layout in packing.upload_layouts(config)}
         self._scheduler = Scheduler(config, limits.num_pages, costs, max_host_pages=max_host_pages)
+        self._recorder = recorder
+        if recorder is not None:
+            recorder.start(config, limits.num_pages, max_host_pages, costs)
         self._in_flight: _DispatchedStep | None = None
         self._outputs: list[RequestOutput] = []  # for the end of the step
         self._steps_total = 0
@@ -117,13 +123,16 @@ class Engine:
 
     def add(self, state: RequestState) -> None:
         """Queues what `admit` and `check_room` let pass. A failed engine ends it at once."""
+        now_s = self._clock()
         if not self.has_work:
-            self._progress_s = self._clock()
+            self._progress_s = now_s
         self._scheduler.add(state)
+        if self._recorder is not None:
+            self._recorder.add(state, now_s)
         if state.request.sampling.seed is None:
             state.seed = pick_seed(self.config.seed, state.ordinal)
         if self.failure is not None:
-            self._end(state, FinishReason.ERROR, error="the engine has failed")
+            self._end_between_steps(state, FinishReason.ERROR, error="the engine has failed")
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """Ends a request before its time; False if none with this id is live.
@@ -133,13 +142,13 @@ class Engine:
         state = self._scheduler.live.get(request_id)
         if state is None:
             return False
-        self._end(state, reason)
+        self._end_between_steps(state, reason)
         return True
 
     def end_all(self, error: str) -> None:
         """Ends every live request with an error; the next `step` hands their last outputs out."""
         for state in list(self._scheduler.live.values()):
-            self._end(state, FinishReason.ERROR, error=error)
+            self._end_between_steps(state, FinishReason.ERROR, error=error)
 
     def step(self) -> list[RequestOutput]:
         """Dispatches the next step, then reads the one before; at most one output per request.
@@ -156,10 +165,14 @@ class Engine:
     def _advance(self, *, is_dispatching: bool) -> list[RequestOutput]:
         try:
             now_s = self._clock()
-            for state in self._scheduler.expired(now_s):
-                self._end(state, FinishReason.DEADLINE)
+            expired = self._scheduler.expired(now_s)
+            for state in expired:
+                self._end(state, FinishReason.DEADLINE, now_s)
             unread = self._in_flight
-            self._in_flight = self._dispatch_next(now_s) if is_dispatching else None
+            schedule = self._scheduler.schedule(now_s) if is_dispatching else None
+            if self._recorder is not None:
+                self._recorder.step(now_s, expired, schedule, made=is_dispatching)
+            self._in_flight = None if schedule is None else self._dispatch(schedule, now_s)
             if unread is not None:
                 self._read(unread)
             if unread is not None or self._in_flight is not None:
@@ -209,10 +222,7 @@ class Engine:
         """Asserts the invariants of what it owns. Tests call it after every step."""
         self._scheduler.check()
 
-    def _dispatch_next(self, now_s: float) -> _DispatchedStep | None:
-        schedule = self._scheduler.schedule(now_s)
-        if schedule is None:
-            return None
+    def _dispatch(self, schedule: Schedule, now_s: float) -> _DispatchedStep:
         self._prompt_tokens_total += sum(
             len(chunk.state.request.prompt_token_ids)
             for chunk in schedule.chunks
@@ -243,8 +253,11 @@ class Engine:
         read_s = self._clock()
         schedule = step.schedule
         # The step began when it was dispatched, or when the one before it was done.
-        self._scheduler.observe(schedule, read_s - max(step.at_s, self._read_s))
+        measured_s = read_s - max(step.at_s, self._read_s)
+        self._scheduler.observe(schedule, measured_s)
         self._read_s = read_s
+        if self._recorder is not None:
+            self._recorder.read(read_s, measured_s, _rows(step, result))
         take_token, outputs = self._scheduler.take_token, self._outputs
         # Most work per step is here, once per row: a row that only goes on takes the short way.
         # The result has rows and segments of padding at the end.
@@ -300,7 +313,8 @@ class Engine:
         if not status & packing.VALID:
             # Host and device disagree on this request; the others are not touched by that.
             logger.error("no token came for %s, which is live", state.request.request_id)
-            self._end(state, FinishReason.ERROR, error="the engine lost track of the request")
+            why = "the engine lost track of the request"
+            self._end(state, FinishReason.ERROR, read_s, error=why)
             return
         if chunk is None:
             self._scheduler.take_token(state, token_id)
@@ -316,23 +330,31 @@ class Engine:
             prompt_logprobs=prompt_logprobs,
         )
         if status & packing.STOPPED:  # a stop id in the last place is still a stop
-            self._end(state, FinishReason.STOP, output, stop_token_id=token_id)
+            self._end(state, FinishReason.STOP, read_s, output, stop_token_id=token_id)
         elif status & packing.EXHAUSTED:
-            self._end(state, FinishReason.LENGTH, output)
+            self._end(state, FinishReason.LENGTH, read_s, output)
         else:
             self._outputs.append(output)
+
+    def _end_between_steps(
+        self, state: RequestState, reason: FinishReason, *, error: str | None = None
+    ) -> None:
+        now_s = self._clock()
+        if self._recorder is not None:
+            self._recorder.end(state.request.request_id, reason, now_s)
+        self._end(state, reason, now_s, error=error)
 
     def _end(
         self,
         state: RequestState,
         reason: FinishReason,
+        now_s: float,
         output: RequestOutput | None = None,
         *,
         stop_token_id: int | None = None,
         error: str | None = None,
     ) -> None:
         """Frees what a request holds and makes `output`, or an empty one, its last."""
-        now_s = self._clock()
         self._scheduler.remove(state, now_s)
         self._finished_total[reason] += 1
         self._outputs.append(
@@ -350,6 +372,20 @@ class Engine:
                 ),
             )
         )
+
+
+def _rows(step: _DispatchedStep, result: StepResult) -> list[list[int] | None]:
+    """Token and status of each row of a step whose request is still there, for the recorder."""
+    schedule = step.schedule
+    decodes = zip(schedule.decodes, schedule.generations, strict=True)
+    is_current = [state.generation == generation for state, generation in decodes]
+    is_current += [chunk.state.generation == chunk.generation for chunk in schedule.chunks]
+    num_decodes = len(schedule.decodes)
+    at = [*range(num_decodes), *range(step.key.rows, step.key.rows + len(schedule.chunks))]
+    return [
+        [result.token_ids[row], result.statuses[row]] if current else None
+        for row, current in zip(at, is_current, strict=True)
+    ]
 
 
 def _fresh_prompt_logprobs(chunk: PrefillChunk, logprobs: list[float]) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from .command_line import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, run_comman
 from .late_import import late_import
 
 # Commands are imported when they run: some bring JAX, which takes a second to import.
-COMMANDS = ("serve", "generate", "chat", "fetch", "convert")
+COMMANDS = ("serve", "generate", "chat", "fetch", "convert", "replay")
 
 _EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -23,6 +23,7 @@ commands:
   chat      talk to a model
   fetch     bring a preset's weights into the cache
   convert   write a checkpoint in the format that loads fastest
+  replay    run the scheduler again from an event log
   version   print which octavo this is
 
 `octavo COMMAND --help` explains the flags of a command."""

@@ -18,6 +18,7 @@ from octavo.configs.scheduling_config import SchedulingConfig
 from octavo.engine import packing
 from octavo.engine.admission import EngineLimits, admit
 from octavo.engine.engine import Engine
+from octavo.engine.event_log import Recorder
 from octavo.engine.packing import UploadLayout
 from octavo.engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from octavo.engine.step_costs import StepCosts
@@ -277,6 +278,7 @@ def fake_engine(
     clock: Clock | None = None,
     *,
     max_host_pages: int = 0,
+    recorder: Recorder | None = None,
 ) -> tuple[Engine, FakeExecutor]:
     config = config or small_config()
     limits = limits_for(config, num_pages)
@@ -288,6 +290,7 @@ def fake_engine(
         clock or Clock(),
         planned_costs(config),
         max_host_pages=max_host_pages,
+        recorder=recorder,
     )
     return engine, executor
 

@@ -1,0 +1,157 @@
+"""EventLog: a file of all that was asked of the scheduler and all that it decided. No JAX.
+
+One JSON object a line, "op" first:
+  start   the configuration, so that a replay can begin
+  add     a request was queued
+  end     one ended between two steps: cancelled, failed
+  step    deadlines were looked at and a step was made (or none): who expired, what it does, why
+  read    what a step brought: token and status of each row, null where its request had gone
+  note    anything else that was decided outside the scheduler: refused, paused, resumed
+Times are those of the clock that the engine was given. The scheduler is a function of these inputs,
+so `engine.replay` runs them again and must find the same decisions. The log holds token ids of
+prompts and outputs: it is as private as they are.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from ..configs.engine_config import EngineConfig
+from .request import FinishReason
+from .schedule import RequestState, Schedule
+from .step_costs import StepCosts
+
+VERSION = 1
+
+
+@runtime_checkable
+class Recorder(Protocol):
+    """What the engine tells of its scheduler. Called on the engine's thread."""
+
+    def start(
+        self, config: EngineConfig, num_pages: int, max_host_pages: int, costs: StepCosts
+    ) -> None:
+        """An engine begins."""
+
+    def add(self, state: RequestState, at_s: float) -> None:
+        """A request was queued."""
+
+    def end(self, request_id: str, reason: FinishReason, at_s: float) -> None:
+        """A request ended between two steps."""
+
+    def step(
+        self, at_s: float, expired: Sequence[RequestState], schedule: Schedule | None, *, made: bool
+    ) -> None:
+        """Deadlines were looked at; and a step was made, unless the engine is paused."""
+
+    def read(self, at_s: float, measured_s: float, rows: Sequence[list[int] | None]) -> None:
+        """The oldest unread step was read: (token, status) of each row, decode rows first."""
+
+    def note(self, at_s: float, what: str, **detail: Any) -> None:
+        """Something was decided elsewhere."""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+class EventLog:
+    """Writes the log, up to a size."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        """Creates the file, which only its owner can read.
+
+        Args:
+          path: Must not exist: a log is never overwritten.
+          max_bytes: When the log has this size it says so and ends; the engine goes on.
+
+        Raises:
+          OSError: The file cannot be made.
+        """
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
+        self._room = max_bytes
+        self._last_decodes: list[int] = []
+
+    def start(
+        self, config: EngineConfig, num_pages: int, max_host_pages: int, costs: StepCosts
+    ) -> None:
+        """See Recorder."""
+        base_s = [[key.rows, key.chunk, base_s] for key, base_s in costs.base_s.items()]
+        self._write(
+            op="start",
+            version=VERSION,
+            config=dataclasses.asdict(config),
+            num_pages=num_pages,
+            max_host_pages=max_host_pages,
+            costs=dataclasses.asdict(dataclasses.replace(costs, base_s={})) | {"base_s": base_s},
+        )
+        self._file.flush()
+
+    def add(self, state: RequestState, at_s: float) -> None:
+        """See Recorder."""
+        request = dataclasses.asdict(state.request)
+        self._write(op="add", at_s=at_s, max_tokens=state.max_tokens, request=request)
+
+    def end(self, request_id: str, reason: FinishReason, at_s: float) -> None:
+        """See Recorder."""
+        self._write(op="end", at_s=at_s, request_id=request_id, reason=reason.value)
+
+    def step(
+        self, at_s: float, expired: Sequence[RequestState], schedule: Schedule | None, *, made: bool
+    ) -> None:
+        """See Recorder. While the engine is paused, only what expired is worth a line."""
+        if not expired and not made:
+            return
+        plan = None if schedule is None else plan_of(schedule)
+        if plan is not None:
+            if plan["decodes"] == self._last_decodes:
+                del plan["decodes"]  # most steps run the rows of the one before
+            else:
+                self._last_decodes = plan["decodes"]
+        expired_ids = [state.request.request_id for state in expired]
+        self._write(op="step", at_s=at_s, made=made, expired=expired_ids, plan=plan)
+
+    def read(self, at_s: float, measured_s: float, rows: Sequence[list[int] | None]) -> None:
+        """See Recorder."""
+        self._write(op="read", at_s=at_s, measured_s=measured_s, rows=rows)
+
+    def note(self, at_s: float, what: str, **detail: Any) -> None:
+        """See Recorder."""
+        self._write(op="note", at_s=at_s, what=what, **detail)
+
+    def close(self) -> None:
+        """See Recorder."""
+        self._room = 0
+        self._file.close()
+
+    def _write(self, **record: Any) -> None:
+        line = json.dumps(record, separators=(",", ":")) + "\n"
+        if len(line) > self._room:
+            if self._room > 0:
+                self._file.write('{"op":"full"}\n')
+                self._file.flush()
+            self._room = 0
+            return
+        self._room -= len(line)
+        self._file.write(line)
+
+
+def plan_of(schedule: Schedule) -> dict[str, Any]:
+    """What a step does, in plain values: all that a replay must reproduce. Requests by ordinal."""
+    return {
+        "decodes": [state.ordinal for state in schedule.decodes],
+        "chunks": [
+            [chunk.state.ordinal, chunk.start, chunk.length, chunk.is_insert, chunk.is_last]
+            for chunk in schedule.chunks
+        ],
+        "page_entries": [list(entry) for entry in schedule.page_entries],
+        "preempted": [state.ordinal for state in schedule.preempted],
+        "transfers": [[each.kind.value, each.page, each.handle] for each in schedule.transfers],
+        "events": [
+            {"at_s": event.at_s, "kind": event.kind.value, "request_id": event.request_id}
+            | event.detail
+            for event in schedule.events
+        ],
+    }

@@ -1,0 +1,207 @@
+"""Replay: runs the scheduler again from an event log and compares every decision. No JAX."""
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..configs.engine_config import EngineConfig
+from ..configs.scheduling_config import SchedulingConfig
+from . import packing
+from .event_log import VERSION, plan_of
+from .request import Request, SamplingParams
+from .schedule import RequestState, Schedule
+from .scheduler import Scheduler
+from .step_costs import StepCosts
+from .step_shapes import StepKey
+
+
+class ReplayError(ValueError):
+    """The log cannot be replayed, or the replay decides otherwise; the message names the line."""
+
+
+@dataclass(kw_only=True)
+class Replay:
+    """What a replay found.
+
+    Attributes:
+      num_requests: Requests that were queued.
+      num_steps: Steps that were made again, each with the same plan.
+      num_events: Decisions that were found again.
+      is_complete: The log reaches the end of the engine; else it was cut off at its largest size.
+      story: What concerns the request that was asked about, oldest first.
+    """
+
+    num_requests: int = 0
+    num_steps: int = 0
+    num_events: int = 0
+    is_complete: bool = True
+    story: list[dict[str, Any]] = field(default_factory=list)
+
+
+def replay(lines: Iterable[str], *, request_id: str | None = None) -> Replay:
+    """Runs a log again; checks the scheduler's invariants after every line.
+
+    Args:
+      lines: Of the log.
+      request_id: Collects the story of this request.
+
+    Raises:
+      ReplayError: A line cannot be read, or says otherwise than the scheduler does.
+      AssertionError: An invariant is broken.
+    """
+    records = _records(lines)
+    number, start = next(records, (1, None))
+    if start is None or start.get("op") != "start" or start.get("version") != VERSION:
+        raise ReplayError(f"line 1: not the start of an event log of version {VERSION}")
+    player = _Player(_scheduler(start))
+    found = player.found
+    for number, record in records:
+        if record["op"] == "full":
+            found.is_complete = False
+            break
+        if record["op"] != "note":
+            try:
+                player.play(record)
+            except (KeyError, TypeError, IndexError) as error:
+                raise ReplayError(f"line {number}: cannot be replayed: {error!r}") from error
+            except ReplayError as error:
+                raise ReplayError(f"line {number}: {error}") from error
+            player.scheduler.check()
+        if request_id is not None:
+            found.story += _about(record, request_id)
+    return found
+
+
+class _Player:
+    """A scheduler that is told again what it was told."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.found = Replay()
+        self._unread: deque[Schedule] = deque()
+        self._last_decodes: list[int] = []
+
+    def play(self, record: dict[str, Any]) -> None:
+        at_s = record["at_s"]
+        match record["op"]:
+            case "add":
+                self.scheduler.add(_state(record))
+                self.found.num_requests += 1
+            case "end":
+                self.scheduler.remove(self.scheduler.live[record["request_id"]], at_s)
+            case "step":
+                self._step(record, at_s)
+            case "read":
+                self.scheduler.observe(self._unread[0], record["measured_s"])
+                self._read(record["rows"], at_s)
+            case unknown:
+                raise ReplayError(f"op is {unknown!r}, which is unknown")
+
+    def _step(self, record: dict[str, Any], at_s: float) -> None:
+        expired = self.scheduler.expired(at_s)
+        _compare("expired", record["expired"], [state.request.request_id for state in expired])
+        for state in expired:
+            self.scheduler.remove(state, at_s)
+        if not record["made"]:
+            return
+        schedule = self.scheduler.schedule(at_s)
+        if schedule is None:
+            _compare("plan", record["plan"], None)
+            return
+        plan = json.loads(json.dumps(plan_of(schedule)))
+        logged = {"decodes": self._last_decodes} | (record["plan"] or {})
+        self._last_decodes = plan["decodes"]
+        for part, value in plan.items():
+            _compare(part, logged.get(part), value)
+        self._unread.append(schedule)
+        self.found.num_steps += 1
+        self.found.num_events += len(schedule.events)
+
+    def _read(self, rows: list[list[int] | None], at_s: float) -> None:
+        schedule = self._unread.popleft()
+        parts = [(state, None) for state in schedule.decodes]
+        parts += [(chunk.state, chunk) for chunk in schedule.chunks]
+        for (state, chunk), row in zip(parts, rows, strict=True):
+            if row is None:
+                continue
+            token_id, status = row
+            is_sample = chunk is None or chunk.is_last
+            if is_sample and not status & packing.VALID:
+                self.scheduler.remove(state, at_s)
+                continue
+            if chunk is None:
+                self.scheduler.take_token(state, token_id)
+            else:
+                self.scheduler.take_chunk(chunk, token_id if is_sample else None)
+            if is_sample and status & (packing.STOPPED | packing.EXHAUSTED):
+                self.scheduler.remove(state, at_s)
+
+
+def _records(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.endswith("\n"):
+            return  # the process was killed while it wrote
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ReplayError(f"line {number}: not JSON: {error}") from error
+        if not isinstance(record, dict) or "op" not in record:
+            raise ReplayError(f"line {number}: it must be an object with an op")
+        yield number, record
+
+
+def _scheduler(start: dict[str, Any]) -> Scheduler:
+    try:
+        fields = dict(start["config"])
+        scheduling = dict(fields.pop("scheduling"))
+        scheduling["tenant_weights"] = tuple(
+            (tenant, weight) for tenant, weight in scheduling["tenant_weights"]
+        )
+        config = EngineConfig(**fields, scheduling=SchedulingConfig(**scheduling))
+        costs = dict(start["costs"])
+        base_s = {StepKey(rows, chunk): base_s for rows, chunk, base_s in costs.pop("base_s")}
+        return Scheduler(
+            config,
+            start["num_pages"],
+            StepCosts(base_s=base_s, **costs),
+            max_host_pages=start["max_host_pages"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ReplayError(f"line 1: the start cannot be read: {error!r}") from error
+
+
+def _state(record: dict[str, Any]) -> RequestState:
+    fields = dict(record["request"])
+    sampling = dict(fields.pop("sampling"))
+    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+    fields["prompt_token_ids"] = tuple(fields["prompt_token_ids"])
+    request = Request(**fields, sampling=SamplingParams(**sampling))
+    return RequestState(request=request, max_tokens=record["max_tokens"], stop_ids=())
+
+
+def _compare(what: str, logged: Any, found: Any) -> None:
+    if logged != found:
+        raise ReplayError(f"{what} is {found} in the replay; the log has {logged}")
+
+
+def _about(record: dict[str, Any], request_id: str) -> list[dict[str, Any]]:
+    """What a record says of one request, without the token ids."""
+    op = record["op"]
+    if op == "add" and record["request"]["request_id"] == request_id:
+        request = dict(record["request"])
+        num_tokens = len(request.pop("prompt_token_ids"))
+        return [{"at_s": record["at_s"], "kind": "queued", "prompt_tokens": num_tokens} | request]
+    if op in ("end", "note") and record.get("request_id") == request_id:
+        kind = record.get("what", "ended")
+        return [{"kind": kind} | {k: v for k, v in record.items() if k not in ("op", "what")}]
+    if op == "step":
+        gone = [
+            {"at_s": record["at_s"], "kind": "expired"}
+            for expired in record["expired"]
+            if expired == request_id
+        ]
+        plan = record["plan"] or {"events": []}
+        return gone + [event for event in plan["events"] if event["request_id"] == request_id]
+    return []

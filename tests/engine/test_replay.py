@@ -1,0 +1,187 @@
+"""An event log reproduces a run: every plan, every event, every page; and shows any difference."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.configs.scheduling_config import PolicyName
+from octavo.engine.engine import Engine
+from octavo.engine.event_log import EventLog
+from octavo.engine.replay import ReplayError, replay
+from octavo.engine.request import FinishReason
+
+from .fakes import VOCAB_SIZE, Clock, add_request, fake_engine, request, small_config
+
+POLICIES: tuple[PolicyName, ...] = ("fcfs", "priority", "fair", "deadline")
+
+
+def _random_run(path: Path, seed: int, policy: PolicyName, max_bytes: int = 1 << 30) -> Engine:
+    """Everything that a scheduler can be told: arrivals, aborts, deadlines, pauses, few pages."""
+    rng = random.Random(seed)
+    config = small_config(
+        policy=policy,
+        queue_ttl_s=20.0,
+        max_tenant_running=3,
+        inter_token_target_ms=1.15,
+        tenant_weights=(("b", 2.0),),
+        page_size=rng.randint(2, 4),
+    )
+    clock = Clock()
+    log = EventLog(path, max_bytes)
+    engine, _ = fake_engine(
+        config, num_pages=rng.randint(15, 30), clock=clock, max_host_pages=4, recorder=log
+    )
+    for number in range(120):
+        clock.now_s += rng.random()
+        if rng.random() < 0.5:
+            prompt = [*range(rng.randint(0, 9)), *rng.choices(range(VOCAB_SIZE), k=5)]
+            one = request(
+                f"r{number}",
+                prompt,
+                arrival_s=clock.now_s,
+                max_tokens=rng.randint(1, 12),
+                deadline_s=clock.now_s + rng.randint(1, 30) if rng.random() < 0.3 else None,
+                tenant=rng.choice("abc"),
+                priority=rng.randint(0, 3),
+                cache_salt=rng.choice(["", "", "salt"]),
+                ttft_target_s=rng.choice([None, 0.5, 3.0]),
+                prompt_logprobs=rng.random() < 0.1,
+                ignore_eos=rng.random() < 0.5,
+                seed=rng.randint(0, 5),
+                temperature=1.0,
+            )
+            add_request(engine, one)
+        live = list(engine._scheduler.live)
+        if live and rng.random() < 0.1:
+            engine.abort(rng.choice(live))
+        if rng.random() < 0.05:
+            engine.collect()
+        else:
+            engine.step()
+    while engine.has_work:
+        clock.now_s += 0.1
+        engine.step()
+    assert engine.failure is None
+    log.close()
+    return engine
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_log_reproduces_the_schedule(tmp_path: Path, policy: PolicyName, seed: int) -> None:
+    """Fails if a decision depends on anything but what the log holds. Kind 5.6."""
+    path = tmp_path / "log"
+    engine = _random_run(path, seed, policy)
+    found = replay(_lines(path))
+    load = engine.load()
+    assert found.num_steps == load.steps_total
+    assert found.num_requests == sum(load.finished_total.values())
+    assert found.is_complete
+    assert found.num_events > found.num_requests / 2
+
+
+def test_the_runs_did_what_they_are_for(tmp_path: Path) -> None:
+    """Preemptions, copies to the host and back, hits, deadlines: else a replay proves little."""
+    loads = [_random_run(tmp_path / p, 1, p).load() for p in POLICIES]
+    assert sum(load.preemptions_total for load in loads) > 5
+    assert sum(load.imported_pages_total for load in loads) > 5
+    assert sum(load.cached_tokens_total for load in loads) > 50
+    assert sum(load.finished_total[FinishReason.DEADLINE] for load in loads) > 5
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines(keepends=True)
+
+
+def _tamper(path: Path, change: Any) -> None:
+    """Changes the first record that `change` accepts."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    next(None for record in lines if change(record))
+    path.write_text("".join(json.dumps(record) + "\n" for record in lines))
+
+
+def _other_page(record: dict[str, Any]) -> bool:
+    if not (record["op"] == "step" and record["plan"] and record["plan"]["page_entries"]):
+        return False
+    record["plan"]["page_entries"][0][2] += 1
+    return True
+
+
+def _other_reason(record: dict[str, Any]) -> bool:
+    for event in (record.get("plan") or {"events": []})["events"]:
+        if event["kind"] == "admitted":
+            event["miss"] = "because"
+            return True
+    return False
+
+
+def _other_token(record: dict[str, Any]) -> bool:
+    """A token decides what is published: a later hit comes out different."""
+    if record["op"] == "add" and len(record["request"]["prompt_token_ids"]) > 8:
+        record["request"]["prompt_token_ids"][0] = 39
+        return True
+    return False
+
+
+def _unknown(record: dict[str, Any]) -> bool:
+    record["op"] = "dance" if (is_add := record["op"] == "add") else record["op"]
+    return is_add
+
+
+@pytest.mark.parametrize("change", [_other_page, _other_reason, _other_token, _unknown])
+def test_a_difference_is_found_and_its_line_is_named(tmp_path: Path, change: Any) -> None:
+    """The check itself: a replay that compares nothing would pass all above."""
+    path = tmp_path / "log"
+    _random_run(path, 2, "fcfs")
+    _tamper(path, change)
+    with pytest.raises(ReplayError, match=r"^line \d+: "):
+        replay(_lines(path))
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "[]\n", "x\n", '{"op":"start","version":9}\n'])
+def test_what_is_no_log_is_refused(text: str) -> None:
+    with pytest.raises(ReplayError, match=r"^line 1: "):
+        replay(text.splitlines(keepends=True))
+
+
+def test_a_log_ends_at_its_largest_size_and_can_be_replayed_so_far(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    _random_run(path, 3, "fair", max_bytes=20_000)
+    assert path.stat().st_size < 20_000 + len('{"op":"full"}\n') + 1
+    found = replay(_lines(path))
+    assert not found.is_complete
+    assert found.num_steps > 10
+
+
+def test_the_last_line_of_a_killed_process_does_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    _random_run(path, 3, "fcfs")
+    text = path.read_text()
+    assert replay(text[:-30].splitlines(keepends=True)).num_steps > 10
+
+
+def test_nobody_else_reads_a_log_and_none_is_overwritten(tmp_path: Path) -> None:
+    """It holds the prompts."""
+    path = tmp_path / "log"
+    EventLog(path, 100).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        EventLog(path, 100)
+
+
+def test_the_story_of_one_request(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = EventLog(path, 1 << 20)
+    engine, _ = fake_engine(recorder=log)
+    for name in ("first", "second"):
+        add_request(engine, request(name, range(10), max_tokens=3, tenant="t"))
+        while engine.has_work:
+            engine.step()
+    log.close()
+    queued, admitted = replay(_lines(path), request_id="second").story
+    assert (queued["kind"], queued["prompt_tokens"], queued["tenant"]) == ("queued", 10, "t")
+    assert (admitted["kind"], admitted["cached_tokens"]) == ("admitted", 8)
+    assert (admitted["miss"], admitted["miss_at_token"]) == ("page_border", 8)
