@@ -17,28 +17,25 @@ from .admission_bound import Bound
 from .promises import PromiseBook, digest_of
 from .request import Request
 from .schedule import RequestState
+from .tenants import Tenant, Tenants
 
 MIN_RETRY_S = 0.1  # sooner is a busy loop
 MAX_RETRY_S = 600.0  # the usual time-out of clients: a later promise would be kept for nobody
 # What a request costs, its output included, to guess the pace of requests from that of tokens.
 TYPICAL_REQUEST_TOKENS = 1024
 
-
-@dataclass(eq=False, kw_only=True)
-class _Tenant:
-    """What one tenant has; forgotten once that is nothing.
-
-    Attributes:
-      name: The tenant.
-      queued: Its requests that wait, against max_tenant_queued.
-      tokens: Tokens of its live requests, against max_tenant_tokens.
-      num_live: Its live requests.
-    """
-
-    name: str
-    queued: Bound
-    tokens: Bound
-    num_live: int = 0
+_MESSAGES = {
+    "max_num_queued": "{live} requests are live; max_num_seqs, {max_num_seqs}, may run and "
+    "max_num_queued, {bound}, may wait",
+    "max_predicted_wait_s": "a slot will be free in {wait_s:.1f} s; max_predicted_wait_s is "
+    "{bound:g}",
+    "max_queued_tokens": "{queued_tokens} prompt tokens wait and this prompt has {prompt}; "
+    "max_queued_tokens, {bound}, may wait",
+    "max_tenant_queued": "{tenant_queued} requests of tenant {tenant} wait; max_tenant_queued, "
+    "{bound}, may",
+    "max_tenant_tokens": "requests of tenant {tenant} hold {tenant_tokens} tokens and this one "
+    "may need {tokens}; max_tenant_tokens is {bound}",
+}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -54,7 +51,7 @@ class _Live:
       is_queued: It waits for a slot.
     """
 
-    tenant: _Tenant
+    tenant: Tenant
     num_tokens: int
     work_tokens: int
     most_tokens: int
@@ -81,13 +78,13 @@ class AdmissionLedger:
         self._config = config.scheduling
         self._now_s = now_s
         self._live: dict[str, _Live] = {}
-        self._tenants: dict[str, _Tenant] = {}
+        self._tenants = Tenants(config.scheduling)
         self._promises = PromiseBook()
         requests_per_s = prefill_tokens_per_s / TYPICAL_REQUEST_TOKENS
         wait_s = self._config.max_predicted_wait_s
         self._requests = Bound(
-            floor=self._num_seqs,
-            room=self._config.max_num_queued,
+            floor=float(self._num_seqs),
+            room=float(self._config.max_num_queued),
             start_per_s=requests_per_s,
             now_s=now_s,
         )
@@ -99,7 +96,7 @@ class AdmissionLedger:
         # The predicted wait, twice: until enough requests have ended, and until what is ahead was
         # computed (the prompts under way too; a newcomer's own is not ahead of it).
         self._wait_for_slot = Bound(
-            floor=self._num_seqs, wait_s=wait_s, start_per_s=requests_per_s, now_s=now_s
+            floor=float(self._num_seqs), wait_s=wait_s, start_per_s=requests_per_s, now_s=now_s
         )
         self._work = Bound(
             wait_s=wait_s, counts_own=False, start_per_s=prefill_tokens_per_s, now_s=now_s
@@ -121,7 +118,10 @@ class AdmissionLedger:
         return self._queued_tokens.used
 
     def predicted_wait_s(self, now_s: float) -> float:
-        """Seconds that a request would wait for a slot if it came now; 0 if one is free for it."""
+        """Seconds that a request would wait for a slot if it came now.
+
+        0 if a slot is free and no prompt is to be computed before its own.
+        """
         self._advance(now_s)
         return max(
             self._work.used / self._work.pace(self._now_s),
@@ -131,6 +131,10 @@ class AdmissionLedger:
     def is_live(self, request_id: str) -> bool:
         """Whether it entered and has not left."""
         return request_id in self._live
+
+    def live_ids(self) -> list[str]:
+        """Of all that entered and have not left, in order."""
+        return list(self._live)
 
     def enter(self, state: RequestState, now_s: float) -> None:
         """Counts a request as live and queued.
@@ -145,7 +149,12 @@ class AdmissionLedger:
         num_prompt_tokens = len(request.prompt_token_ids)
         most_tokens = num_prompt_tokens + state.max_tokens
         live = _Live(
-            tenant=self._tenant(request.tenant, most_tokens),
+            tenant=self._tenants.get(
+                request.tenant,
+                requests_per_s=self._requests.pace(now_s),
+                tokens_per_request=most_tokens,
+                now_s=now_s,
+            ),
             num_tokens=num_prompt_tokens,
             work_tokens=num_prompt_tokens,
             most_tokens=most_tokens,
@@ -189,9 +198,10 @@ class AdmissionLedger:
         live = self._live.get(request_id)
         if live is None or live.is_queued:
             return
+        live.num_tokens = num_tokens
         self._set_work(live, num_tokens)
-        live.num_tokens, live.is_queued = num_tokens, True
-        self._queued_tokens.enter(num_tokens, now_s)
+        live.is_queued = True
+        self._queued_tokens.enter(live.work_tokens, now_s)
         live.tenant.queued.enter(1, now_s)
 
     def left(self, request_id: str, now_s: float) -> None:
@@ -207,7 +217,7 @@ class AdmissionLedger:
         self._wait_for_slot.drain(1, now_s)
         live.tenant.tokens.drain(live.most_tokens, now_s)
         live.tenant.num_live -= 1
-        self._forget(live.tenant)
+        self._tenants.forget_if_idle(live.tenant.name)
 
     def check(self) -> None:
         """Asserts that all counts are those of the live requests, and nothing else is kept."""
@@ -216,19 +226,18 @@ class AdmissionLedger:
         assert self._queued_tokens.used == sum(live.work_tokens for live in queued)
         assert self._work.used == sum(live.work_tokens for live in self._live.values())
         bounds = [self._requests, self._wait_for_slot, self._queued_tokens, self._work]
-        for name, tenant in self._tenants.items():
+        for tenant in self._tenants.all():
             its_own = [live for live in self._live.values() if live.tenant is tenant]
-            assert name == tenant.name
             assert tenant.num_live == len(its_own)
-            assert tenant.num_live or tenant.tokens.num_promises, f"{name!r} is kept for nothing"
+            assert not tenant.is_idle, f"tenant {tenant.name!r} is kept for nothing"
             assert tenant.queued.used == sum(live.is_queued for live in its_own)
             assert tenant.tokens.used == sum(live.most_tokens for live in its_own)
             bounds += [tenant.queued, tenant.tokens]
-        assert all(self._tenants[live.tenant.name] is live.tenant for live in self._live.values())
+        assert sum(tenant.num_live for tenant in self._tenants.all()) == len(self._live)
         assert all(0 <= live.work_tokens <= live.num_tokens for live in self._live.values())
         for bound in bounds:
             bound.check()
-        num_promises = sum(tenant.tokens.num_promises for tenant in self._tenants.values())
+        num_promises = sum(tenant.tokens.num_promises for tenant in self._tenants.all())
         assert self._requests.num_promises == num_promises == len(self._promises)
         self._promises.check()
 
@@ -236,8 +245,7 @@ class AdmissionLedger:
         """Moves on to this time, and says what it is if the clock went backwards."""
         self._now_s = max(self._now_s, now_s)
         for promise in self._promises.lapse(self._now_s):
-            if promise.tenant in self._tenants:  # which an earlier of its promises may have ended
-                self._forget(self._tenants[promise.tenant])
+            self._tenants.forget_if_idle(promise.tenant)
         return self._now_s
 
     def _check_possible(self, state: RequestState) -> None:
@@ -282,6 +290,7 @@ class AdmissionLedger:
                 promises.redeem(early)
             return
         name = asked[times_s.index(due_s)][0]
+        message = self._message(name, live, len(promises))
         if early is not None:
             due_s = early.due_s
         else:
@@ -289,8 +298,7 @@ class AdmissionLedger:
             if due_s <= now_s + MAX_RETRY_S:
                 places = tuple((bound, size) for _, bound, size in counts)
                 promises.book(request, digest or digest_of(request), due_s, places)
-        message = self._message(name, live)
-        self._forget(live.tenant)
+        self._tenants.forget_if_idle(live.tenant.name)
         raise Overloaded(message, name, min(max(due_s - now_s, MIN_RETRY_S), MAX_RETRY_S))
 
     def _counts(self, live: _Live) -> list[tuple[str, Bound, int]]:
@@ -309,36 +317,22 @@ class AdmissionLedger:
         most = self._config.max_tenant_running
         return len(self._live) < self._num_seqs and (most is None or live.tenant.num_live < most)
 
-    def _message(self, name: str, live: _Live) -> str:
-        """How much there is, what the request brings, and how much may be."""
-        config, whose = self._config, f"tenant {reprlib.repr(live.tenant.name)}"
-        if name == "max_num_queued":
-            what = (
-                f"{len(self._live)} requests are live; max_num_seqs, {self._num_seqs}, may run "
-                f"and max_num_queued, {config.max_num_queued}, may wait"
-            )
-        elif name == "max_predicted_wait_s":
-            what = (
-                f"the wait for a slot is {self.predicted_wait_s(self._now_s):.1f} s; "
-                f"max_predicted_wait_s is {config.max_predicted_wait_s:g}"
-            )
-        elif name == "max_queued_tokens":
-            what = (
-                f"{self.queued_tokens} prompt tokens wait and this prompt has {live.num_tokens}; "
-                f"max_queued_tokens, {config.max_queued_tokens}, may wait"
-            )
-        elif name == "max_tenant_queued":
-            what = (
-                f"{live.tenant.queued.used} requests of {whose} wait; max_tenant_queued, "
-                f"{config.max_tenant_queued}, may"
-            )
-        else:
-            what = (
-                f"requests of {whose} hold {live.tenant.tokens.used} tokens and this one asks for "
-                f"{live.most_tokens}; max_tenant_tokens is {config.max_tenant_tokens}"
-            )
-        promised = len(self._promises)
-        return f"{what}, and {promised} places are promised" if promised else what
+    def _message(self, name: str, live: _Live, num_promised: int) -> str:
+        """How much there is, what the request brings, how much may be, what others were told."""
+        config, tenant = self._config, live.tenant
+        message = _MESSAGES[name].format(
+            live=len(self._live),
+            max_num_seqs=self._num_seqs,
+            wait_s=self.predicted_wait_s(self._now_s),
+            queued_tokens=self.queued_tokens,
+            prompt=live.num_tokens,
+            tenant=reprlib.repr(tenant.name),
+            tenant_queued=tenant.queued.used,
+            tenant_tokens=tenant.tokens.used,
+            tokens=live.most_tokens,
+            bound=getattr(config, name),
+        )
+        return f"{message}, and {num_promised} places are promised" if num_promised else message
 
     def _set_work(self, live: _Live, num_tokens: int) -> None:
         """Corrects what it has to compute."""
@@ -347,34 +341,6 @@ class AdmissionLedger:
             bound.correct(live.work_tokens - num_tokens, self._now_s)
         live.work_tokens = num_tokens
 
-    def _tenant(self, name: str, most_tokens: int) -> _Tenant:
-        """The record of a tenant, new if it has none; its pace is guessed to be a fair share."""
-        if name not in self._tenants:
-            requests_per_s = self._requests.rate.per_s / (len(self._tenants) + 1)
-            most = _or_infinity(self._config.max_tenant_tokens)
-            self._tenants[name] = _Tenant(
-                name=name,
-                queued=Bound(
-                    room=_or_infinity(self._config.max_tenant_queued),
-                    start_per_s=requests_per_s,
-                    now_s=self._now_s,
-                ),
-                # Its pace is measured from half the bound on: below, little leaves since little
-                # is there.
-                tokens=Bound(
-                    floor=most / 2,
-                    room=most / 2,
-                    start_per_s=requests_per_s * most_tokens,
-                    now_s=self._now_s,
-                ),
-            )
-        return self._tenants[name]
-
-    def _forget(self, tenant: _Tenant) -> None:
-        """Drops the record of a tenant that has nothing."""
-        if not tenant.num_live and not tenant.tokens.num_promises:
-            del self._tenants[tenant.name]
-
 
 def _or_infinity(bound: int | None) -> float:
-    return math.inf if bound is None else bound
+    return math.inf if bound is None else float(bound)

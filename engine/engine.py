@@ -19,6 +19,7 @@ from .admission import EngineLimits, pick_seed
 from .event_log import Recorder
 from .packing import StepResult
 from .request import FinishReason, Load, RequestOutput, Timings
+from .request_progress import Progress, ProgressKind
 from .schedule import PrefillChunk, RequestState, Schedule, Transfer, TransferKind
 from .scheduler import Scheduler
 from .step_costs import StepCosts
@@ -102,6 +103,7 @@ class Engine:
         self.failure: Exception | None = None
         self._executor = executor
         self._clock = clock
+        self._costs = costs
         self._shapes = StepShapes.from_config(config)
         self._layouts = {layout.key: layout for layout in packing.upload_layouts(config)}
         self._scheduler = Scheduler(config, limits.num_pages, costs, max_host_pages=max_host_pages)
@@ -110,6 +112,7 @@ class Engine:
             recorder.start(config, limits.num_pages, max_host_pages, costs)
         self._in_flight: _DispatchedStep | None = None
         self._outputs: list[RequestOutput] = []  # for the end of the step
+        self._progress: list[Progress] = []
         self._steps_total = 0
         self._prompt_tokens_total = 0
         self._output_tokens_total = 0
@@ -127,6 +130,7 @@ class Engine:
         if not self.has_work:
             self._progress_s = now_s
         self._scheduler.add(state)
+        self._tell(ProgressKind.EXPECTED, state, state.num_uncached_tokens)
         if self._recorder is not None:
             self._recorder.add(state, now_s)
         if state.request.sampling.seed is None:
@@ -172,6 +176,9 @@ class Engine:
             schedule = self._scheduler.schedule(now_s) if is_dispatching else None
             if self._recorder is not None:
                 self._recorder.step(now_s, expired, schedule, made=is_dispatching)
+            for state in self._scheduler.take_preempted():
+                self._tell(ProgressKind.REQUEUED, state, state.prefill_end)
+                self._tell(ProgressKind.EXPECTED, state, state.num_uncached_tokens)
             self._in_flight = None if schedule is None else self._dispatch(schedule, now_s)
             if unread is not None:
                 self._read(unread)
@@ -190,6 +197,18 @@ class Engine:
         self.failure = failure
         self._in_flight = None
         self.end_all("the engine failed while the request was running")
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens that it is predicted to compute in a second, with nothing beside."""
+        tokens = self.config.prefill_chunk_tokens
+        return tokens / self._costs.prefill_s(0, tokens)
+
+    def take_progress(self) -> list[Progress]:
+        """What happened to requests since the last call, for admission."""
+        progress = self._progress.copy()
+        self._progress.clear()
+        return progress
 
     def load(self) -> Load:
         """How busy it is, and what it did so far."""
@@ -228,6 +247,10 @@ class Engine:
             for chunk in schedule.chunks
             if chunk.is_insert and not chunk.state.num_preemptions
         )
+        for chunk in schedule.chunks:
+            if chunk.is_insert:
+                self._tell(ProgressKind.STARTED, chunk.state, chunk.start)
+            self._tell(ProgressKind.COMPUTED, chunk.state, chunk.length)
         if schedule.transfers:
             self._transfer(schedule.transfers)
         num_chunk_tokens = sum(chunk.length for chunk in schedule.chunks)
@@ -235,6 +258,9 @@ class Engine:
         result = self._executor.dispatch(key, packing.pack(schedule, self._layouts[key]))
         self._steps_total += 1
         return _DispatchedStep(key=key, schedule=schedule, result=result, at_s=now_s)
+
+    def _tell(self, kind: ProgressKind, state: RequestState, num_tokens: int) -> None:
+        self._progress.append(Progress(kind, state.request.request_id, num_tokens))
 
     def _transfer(self, transfers: Sequence[Transfer]) -> None:
         """Starts copies between device and host memory, each run of one kind together."""

@@ -6,13 +6,15 @@ no transport: front ends in this process or behind a pipe see the same records.
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from .admission import EngineUnavailable, admit, check_room
+from .admission import EngineUnavailable, Overloaded, admit
+from .admission_ledger import AdmissionLedger
 from .engine import Engine
 from .request import FinishReason, Load, Request, RequestOutput
+from .request_progress import Progress, ProgressKind
 from .schedule import RequestState
 
 logger = logging.getLogger(__name__)
@@ -62,7 +64,11 @@ class EngineThread:
         # Guards all below; `_changed` wakes the thread.
         self._changed = threading.Condition()
         self._inbox: deque[RequestState | _Abort] = deque()
-        self._live_ids: set[str] = set()  # from submit until the last output is on its way
+        # A request is live from submit until its last output is on its way.
+        self._ledger = AdmissionLedger(
+            engine.config, prefill_tokens_per_s=engine.prefill_tokens_per_s, now_s=clock()
+        )
+        self._refused_total: Counter[str] = Counter()
         self._is_paused = False
         self._is_stopping = False
         self._load = engine.load()
@@ -79,7 +85,7 @@ class EngineThread:
 
         Raises:
           InvalidRequest: it can never run, or its id is live.
-          Overloaded: slots and queue are full.
+          Overloaded: too much is waiting; says when to come back.
           EngineUnavailable: the engine failed or is shutting down.
         """
         state = admit(request, self._engine.config, self._engine.limits)
@@ -88,25 +94,28 @@ class EngineThread:
                 raise EngineUnavailable("the engine has failed")
             if self._is_stopping:
                 raise EngineUnavailable("the engine is shutting down")
-            check_room(request.request_id, self._live_ids, self._engine.config)
-            if not self._live_ids:
-                self._begun_s = self._clock()
-            self._live_ids.add(request.request_id)
+            now_s = self._clock()
+            try:
+                self._ledger.enter(state, now_s)
+            except Overloaded as refusal:
+                self._refused_total[refusal.bound] += 1
+                raise
+            if self._ledger.num_live == 1:
+                self._begun_s = now_s
             self._inbox.append(state)
             self._changed.notify_all()
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Ends a request before the next step is scheduled; nothing happens if it is not live."""
         with self._changed:
-            if request_id in self._live_ids:
+            if self._ledger.is_live(request_id):
                 self._inbox.append(_Abort(request_id, reason))
                 self._changed.notify_all()
 
     def abort_all(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Ends every request that was submitted so far, before the next step is scheduled."""
         with self._changed:
-            # In an order of their own: that of a set differs from process to process.
-            self._inbox.extend(_Abort(request_id, reason) for request_id in sorted(self._live_ids))
+            self._inbox.extend(_Abort(request_id, reason) for request_id in self._ledger.live_ids())
             self._changed.notify_all()
 
     def pause(self) -> None:
@@ -131,7 +140,10 @@ class EngineThread:
         with self._changed:
             return replace(
                 self._load,
-                num_queued=max(0, len(self._live_ids) - self._load.num_running),
+                num_queued=max(0, self._ledger.num_live - self._load.num_running),
+                queued_tokens=self._ledger.queued_tokens,
+                predicted_wait_s=self._ledger.predicted_wait_s(self._clock()),
+                refused_total=dict(self._refused_total),
                 progress_s=max(self._load.progress_s, self._begun_s),
                 is_paused=self._is_paused,
             )
@@ -176,9 +188,12 @@ class EngineThread:
         """Publishes what a step changed and hands its outputs on."""
         with self._changed:
             self._load = self._engine.load()
-            self._live_ids.difference_update(
-                output.request_id for output in outputs if output.finish_reason is not None
-            )
+            now_s = self._clock()
+            for progress in self._engine.take_progress():
+                self._account(progress, now_s)
+            for output in outputs:
+                if output.finish_reason is not None:
+                    self._ledger.left(output.request_id, now_s)
         if outputs:
             try:
                 self._on_outputs(outputs)
@@ -187,3 +202,16 @@ class EngineThread:
                 self._engine.fail(failure)
                 with self._changed:
                     self._load = self._engine.load()
+
+    def _account(self, progress: Progress, now_s: float) -> None:
+        """Tells the ledger of one turn of a request."""
+        ledger, request_id, num_tokens = self._ledger, progress.request_id, progress.num_tokens
+        match progress.kind:
+            case ProgressKind.EXPECTED:
+                ledger.expect(request_id, num_tokens)
+            case ProgressKind.STARTED:
+                ledger.started(request_id, now_s, num_tokens)
+            case ProgressKind.COMPUTED:
+                ledger.computed(request_id, num_tokens, now_s)
+            case ProgressKind.REQUEUED:
+                ledger.requeued(request_id, now_s, num_tokens)

@@ -148,6 +148,8 @@ class Load:
       num_cached_pages: Those that nobody holds and the prefix cache keeps until they are needed.
       num_host_pages: Pages that were moved to host memory.
       queued_tokens: Prompt tokens of waiting requests that are not in the prefix cache.
+      predicted_wait_s: How long a request that came now would wait for a slot.
+      refused_total: Requests that were refused because of load, by the bound they would exceed.
       steps_total: Steps dispatched.
       preemptions_total: Times a request lost its slot.
       prompt_tokens_total: Prompt tokens of requests that got a slot, each counted once.
@@ -170,6 +172,8 @@ class Load:
     num_cached_pages: int = 0
     num_host_pages: int = 0
     queued_tokens: int = 0
+    predicted_wait_s: float = 0.0
+    refused_total: dict[str, int] = field(default_factory=dict)
     steps_total: int
     preemptions_total: int
     prompt_tokens_total: int

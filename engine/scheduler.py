@@ -125,6 +125,7 @@ class Scheduler:
         self._num_prefilling = 0
         self._tenant_running: Counter[str] = Counter()
         self._all_dispatched: list[RequestState] = []  # of these no step is left to make
+        self._preempted: list[RequestState] = []  # since it was last asked
         # Time, ordinal, id, and whether it is only about waiting. Requests that have ended stay
         # named until their time comes, or until they are more than those that live.
         self._deadlines: list[tuple[float, int, str, bool]] = []
@@ -230,6 +231,12 @@ class Scheduler:
         memory.transfers.clear()
         memory.events.clear()
         return schedule
+
+    def take_preempted(self) -> list[RequestState]:
+        """Requests that lost their slot since the last call; a step that did so may be none."""
+        preempted = self._preempted.copy()
+        self._preempted.clear()
+        return preempted
 
     def take_token(self, state: RequestState, token_id: int) -> None:
         """A step was read that fed a request's last token and sampled this one.
@@ -607,6 +614,7 @@ class Scheduler:
         state.num_preemptions += 1
         self.preemptions_total += 1
         step.preempted.append(state)
+        self._preempted.append(state)
         self._wait(state)
 
     def _stop(self, state: RequestState, now_s: float) -> None:
