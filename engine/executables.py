@@ -141,11 +141,8 @@ def trace_import(kv: Any, packed_sharding: NamedSharding) -> jax.stages.Traced:
     specs = _specs(jax.tree.leaves(kv))
     page = page_spec(kv)
     content = jax.ShapeDtypeStruct(page.shape, page.dtype, sharding=_on_host(packed_sharding))
-    # Named, because a sharding that leaves the kind of memory open moves nothing.
-    device = next(iter(packed_sharding.device_set))
-    on_device = packed_sharding.with_memory_kind(device.default_memory().kind)
     write = jax.jit(
-        partial(_flat_import, len(specs), on_device),
+        partial(_flat_import, len(specs), packed_sharding),
         donate_argnums=range(len(specs)),
         out_shardings=tuple(spec.sharding for spec in specs),
     )

@@ -53,6 +53,7 @@ class SimulatedDevice(DeviceExecutor):
       clock_s: Its time.
       first_run_s: What the first run of an executable takes besides.
       steps: Keys that ran.
+      num_stopped_rows: Decode rows, over all steps, of slots that had stopped.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class SimulatedDevice(DeviceExecutor):
         self.clock_s = 0.0
         self.first_run_s = first_run_s
         self.steps: list[StepKey] = []
+        self.num_stopped_rows = 0
         self.costs = planned_costs(layouts)
         self._layouts = {layout.key: layout for layout in layouts}
         self._pages = num_pages
@@ -101,6 +103,7 @@ class SimulatedDevice(DeviceExecutor):
         segments = [row for row in part["segments"] if row[packing.SEGMENT_SLOT] < layout.num_slots]
         slots = [*rows, *(row[packing.SEGMENT_SLOT] for row in segments)]
         assert len({*slots}) == len(slots)
+        self.num_stopped_rows += sum(not self.active[slot] for slot in rows)
         for slot in rows:
             if self.active[slot]:
                 places.append(self._place(slot, self.kv_len[slot], layout.page_size))
@@ -172,6 +175,7 @@ def test_what_a_step_costs_is_found():
     )
     costs = measured(device, EngineConfig(), **sizes)
     planned = device.costs
+    assert device.num_stopped_rows == 0, "what was measured as full was not"
     for key, base_s in costs.base_s.items():
         # Rows that run at all have a few tokens of context.
         assert base_s == pytest.approx(planned.base_s[key], rel=0.05), key
