@@ -29,7 +29,7 @@ class Bound:
     def __init__(
         self,
         *,
-        floor: float = 0,
+        floor: float = 0.0,
         room: float = math.inf,
         wait_s: float | None = None,
         counts_own: bool = True,

@@ -19,7 +19,7 @@ MAX_PROMISES = 4096
 MAX_ALIKE = 8
 GRACE_S = 5.0  # covers the way back, and times rounded up to whole seconds
 KEPT_SHARE_STEP = 0.02  # so that the last 50 promises or so count
-MIN_KEPT_SHARE = 0.1  # so that clients who begin to come back are noticed in time
+MIN_KEPT_SHARE = 0.01  # so that clients who begin to come back are noticed in time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -64,8 +64,11 @@ class Outcome:
       num_refused: Those refused.
       num_returned: Clients that came back.
       num_let_in: Those of them that were let in.
+      num_promised: Of those that came back, those for whom a place was kept.
+      num_kept: Those of them that were let in.
       num_ended: Requests served.
       busy_s: Seconds of slots that were held.
+      num_computed_tokens: Prompt tokens computed.
       waits_s: (predicted, actual) wait for a slot of those let in.
     """
 
@@ -73,8 +76,11 @@ class Outcome:
     num_refused: int = 0
     num_returned: int = 0
     num_let_in: int = 0
+    num_promised: int = 0
+    num_kept: int = 0
     num_ended: int = 0
     busy_s: float = 0.0
+    num_computed_tokens: int = 0
     waits_s: list[tuple[float, float]] = field(default_factory=list)
 
     @property
@@ -91,6 +97,8 @@ class Outcome:
 class Ledger(Protocol):
     """What the world calls."""
 
+    @property
+    def num_promises(self) -> int: ...
     def predicted_wait_s(self, now_s: float) -> float: ...
     def enter(self, state: RequestState, now_s: float) -> None: ...
     def started(self, request_id: str, now_s: float, num_cached_tokens: int) -> None: ...
@@ -100,6 +108,8 @@ class Ledger(Protocol):
 
 class CountingLedger:
     """Without promises: counts, and tells all to come back in a second."""
+
+    num_promises = 0
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -140,6 +150,7 @@ class _Run:
         self._order = itertools.count()
         self._queue: list[tuple[RequestState, float, float]] = []
         self._free, self._prompt_left = world.num_slots, 0
+        self._is_promised = False  # whether a place is kept for the one refused last
         self._at(self._arrivals.expovariate(world.arrivals_per_s), "fresh", None)
         now_s = 0.0
         while (event := heapq.heappop(self._events))[0] < world.for_s:
@@ -161,11 +172,15 @@ class _Run:
             self.outcome.num_refused += 1
             if self._others.random() < self.world.returning_share:
                 back_s = now_s + retry_after_s + self._others.expovariate(1 / LATE_S)
-                self._at(back_s, "return", (tenant, prompt))
+                self._at(back_s, "return", (tenant, prompt, self._is_promised))
 
-    def _return(self, what: tuple[str, list[int]], now_s: float) -> None:
+    def _return(self, what: tuple[str, list[int], bool], now_s: float) -> None:
+        tenant, prompt, is_promised = what
+        is_let_in = self._enter(tenant, prompt, now_s) is None
         self.outcome.num_returned += 1
-        self.outcome.num_let_in += self._enter(*what, now_s) is None
+        self.outcome.num_let_in += is_let_in
+        self.outcome.num_promised += is_promised
+        self.outcome.num_kept += is_promised and is_let_in
 
     def _enter(self, tenant: str, prompt: list[int], now_s: float) -> float | None:
         """Tries; if refused, the seconds after which to come back."""
@@ -178,9 +193,11 @@ class _Run:
         )
         state = RequestState(request=request, max_tokens=100, stop_ids=())
         predicted_s = self.ledger.predicted_wait_s(now_s)
+        num_promises = self.ledger.num_promises
         try:
             self.ledger.enter(state, now_s)
         except Overloaded as refusal:
+            self._is_promised = self.ledger.num_promises > num_promises
             return refusal.retry_after_s
         self._queue.append((state, now_s, predicted_s))
         return None
@@ -203,6 +220,7 @@ class _Run:
         state, length = what
         self.ledger.computed(state.request.request_id, length, now_s)
         self._prompt_left -= length
+        self.outcome.num_computed_tokens += length
         if self._prompt_left:
             self._next_chunk(state, now_s)
         else:
