@@ -177,8 +177,9 @@ class KVMemory:
             node = self.cache.publish(chain, index, parent, state.page_ids[index])
             if node is None:
                 state.chain = None  # its further pages would hang on another's tokens
-                return
+                break
             state.held.append(node)
+        self._free_spares()
         self._drop_copies()
 
     def release(self, state: RequestState, now_s: float) -> None:
@@ -189,7 +190,8 @@ class KVMemory:
             if index >= len(state.held) or state.held[index].page != page
         ]
         self.pool.free(reversed(own))
-        self.cache.release(state.held, now_s)
+        self.cache.release(state.held, state.page_ids[: len(state.held)], now_s)
+        self._free_spares()
         state.page_ids.clear()
         state.held.clear()
 
@@ -234,6 +236,10 @@ class KVMemory:
         self._drop_copies()
         return page
 
+    def _free_spares(self) -> None:
+        self.pool.free(self.cache.freed_pages)
+        self.cache.freed_pages.clear()
+
     def _drop_copies(self) -> None:
         for handle in self.cache.dropped_handles:
             self.transfers.append(Transfer(TransferKind.DROP, 0, handle))
@@ -253,11 +259,15 @@ class KVMemory:
         self.cache.check()
         cached = {node.page for node in self.cache if node.page is not None}
         held: dict[bytes, int] = {}
+        twins: dict[bytes, list[int]] = {}
         own: list[int] = []
         for state in holders:
             for index, page in enumerate(state.page_ids):
-                if index >= len(state.held) or state.held[index].page != page:
+                if index >= len(state.held):
                     own.append(page)
+                elif state.held[index].page != page:
+                    own.append(page)
+                    twins.setdefault(state.held[index].key, []).append(page)
                 else:
                     assert page in cached, "a page is read that the cache gave away"
             for node in state.held:
@@ -267,8 +277,10 @@ class KVMemory:
         assert self.pool.taken() == set(own) | cached, "a page is lost, or in use and free"
         for node in self.cache:
             assert node.holders == held.get(node.key, 0), "a page is not held as often as it says"
+            assert sorted(node.twins) == sorted(twins.get(node.key, []))
         assert self.cache.num_host_pages <= self._max_host_pages
         assert not self.cache.dropped_handles
+        assert not self.cache.freed_pages
 
 
 def _page_of(node: CachedPage) -> int:

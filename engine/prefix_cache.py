@@ -48,6 +48,8 @@ class CachedPage:
       page: Device page; None: it is in host memory.
       handle: Name of its copy in host memory, or None.
       holders: Requests that hold it.
+      twins: Pages of holders that computed the same tokens themselves; these read their own page.
+        All other holders read `page`, and there is at least one, or none holds it.
       children: Nodes behind it, by key.
       num_device_children: Those of them that have a device page.
       used_s: When it was last held.
@@ -55,7 +57,7 @@ class CachedPage:
     """
 
     __slots__ = (
-        *("key", "parent", "root", "ids", "page", "handle", "holders", "children"),
+        *("key", "parent", "root", "ids", "page", "handle", "holders", "twins", "children"),
         *("num_device_children", "used_s", "stamp"),
     )
 
@@ -70,6 +72,7 @@ class CachedPage:
         self.page: int | None = page
         self.handle: int | None = None
         self.holders = 1
+        self.twins: list[int] = []
         self.children: dict[bytes, CachedPage] = {}
         self.num_device_children = 0
         self.used_s = 0.0
@@ -99,6 +102,7 @@ class PrefixCache:
       evicted: Nodes that left, by reason.
       dropped_handles: Copies in host memory that nothing refers to any more, for the caller to
         take and drop.
+      freed_pages: Device pages that another stands in for, for the caller to take and free.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -108,6 +112,7 @@ class PrefixCache:
         self.num_host_pages = 0
         self.evicted: Counter[EvictionReason] = Counter()
         self.dropped_handles: list[int] = []
+        self.freed_pages: list[int] = []
         self._nodes: dict[bytes, CachedPage] = {}
         self._first_pages: Counter[bytes] = Counter()  # of the ids of first pages
         self._roots: dict[bytes, dict[bytes, CachedPage]] = {}  # first pages by root key
@@ -169,10 +174,14 @@ class PrefixCache:
             self.num_unheld -= 1
         node.holders += 1
 
-    def release(self, nodes: Sequence[CachedPage], now_s: float) -> None:
-        """A request no longer holds these, which it held from the root on."""
-        for node in reversed(nodes):
+    def release(self, nodes: Sequence[CachedPage], pages: Sequence[int], now_s: float) -> None:
+        """A request no longer holds these, which it held from the root on and read in `pages`."""
+        for node, page in zip(reversed(nodes), reversed(pages), strict=True):
+            if node.page != page:
+                node.twins.remove(page)
             node.holders -= 1
+            if node.twins and node.holders == len(node.twins):  # nobody reads its page any more
+                self.freed_pages.append(self._swap_page(node, node.twins.pop()))
             self._last_stamp += 1
             node.stamp, node.used_s = self._last_stamp, now_s
             if node.holders == 0:
@@ -191,8 +200,8 @@ class PrefixCache:
           page: Where its KV is.
 
         Returns:
-          The node, which the request holds from here on. Its page is another one if the same tokens
-          were there already: then `page` stays the request's own. None: another page has the same
+          The node, which the request holds from here on. Its page is another one if others read the
+          same tokens there: then `page` stays the request's own. None: another page has the same
           hash, and nothing was entered.
         """
         key, ids = chain.key(index), chain.ids(index)
@@ -200,6 +209,11 @@ class PrefixCache:
         if node is not None and node.ids != ids:
             return None
         if node is not None and node.page is not None:
+            # Or the request would keep two pages from others for one that it reads.
+            if node.holders:
+                node.twins.append(page)
+            else:
+                self.freed_pages.append(self._swap_page(node, page))
             self.hold(node)
             return node
         if node is None:
@@ -213,6 +227,12 @@ class PrefixCache:
             self.dropped_handles.append(self.leave_host(node))
             self.to_device(node, page)
         return node
+
+    def _swap_page(self, node: CachedPage, page: int) -> int:
+        """Makes `page`, which holds the same, the page of a node; returns the one it had."""
+        assert node.page is not None
+        old, node.page = node.page, page
+        return old
 
     def leave_host(self, node: CachedPage) -> int:
         """The caller takes over a node's copy in host memory: the handle. Then comes to_device."""
@@ -310,6 +330,8 @@ class PrefixCache:
         for node in self:
             assert (node.page is None) != (node.handle is None), "KV in no place, or in two"
             assert node.holders == 0 or node.page is not None, "held in host memory"
+            assert node.holders > len(node.twins) or not node.holders, "held and read by nobody"
+            assert node.holders or not node.twins
             assert self._siblings_of(node).get(node.key) is node
             if node.parent is not None:
                 assert self._nodes.get(node.parent.key) is node.parent, "a node without a parent"
@@ -338,8 +360,12 @@ def _offer(
     """Enters a leaf; forgets what is out of date once it is the most."""
     heapq.heappush(heap, (node.stamp, node))
     if len(heap) > 2 * num_valid + 64:
-        latest = {node.key: (stamp, node) for stamp, node in heap if stamp == node.stamp}
-        heap[:] = [entry for entry in latest.values() if is_valid(entry[1])]
+        # By key once only those that count are left: an evicted node's may have come back.
+        heap[:] = {
+            node.key: (stamp, node)
+            for stamp, node in heap
+            if stamp == node.stamp and is_valid(node)
+        }.values()
         heapq.heapify(heap)
 
 

@@ -24,8 +24,8 @@ def root_key(*, tenant: str, salt: str, adapter: int = 0) -> bytes:
       adapter: Load generation of the adapter that computes the KV, not its name; 0: none.
     """
     return _key(
-        (b"tenant", tenant.encode()),
-        (b"salt", salt.encode()),
+        (b"tenant", tenant.encode("utf-8", "surrogatepass")),
+        (b"salt", salt.encode("utf-8", "surrogatepass")),
         (b"adapter", adapter.to_bytes(8, "little")),
     )
 
@@ -80,6 +80,8 @@ class TokenChain:
         """Key of a full page: equal for two chains exactly if all tokens up to its end are."""
         while len(self._keys) <= page:
             parent = self._keys[-1] if self._keys else self.root
+            num_full = len(self._ids) // self._page_bytes
+            assert len(self._keys) < num_full, "only a full page has a key"
             digest = hashlib.blake2b(parent, digest_size=KEY_BYTES)  # of fixed length, always first
             digest.update(self._ids_prefix)
             digest.update(self.ids(len(self._keys)))

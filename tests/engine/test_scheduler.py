@@ -10,6 +10,7 @@ from octavo.configs.engine_config import EngineConfig
 from octavo.engine.packing import UploadLayout
 from octavo.engine.schedule import RequestState, Schedule
 from octavo.engine.scheduler import Scheduler
+from octavo.engine.step_costs import StepCosts
 from octavo.engine.step_shapes import MAX_SEGMENTS, StepShapes
 
 from .fakes import planned_costs, request, small_config
@@ -49,9 +50,18 @@ def _plain(schedule: Schedule) -> tuple[object, ...]:
 class Driver:
     """Schedules each step before the one before it is read, and checks every one of them."""
 
-    def __init__(self, config: EngineConfig, num_pages: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        num_pages: int,
+        costs: StepCosts | None = None,
+        *,
+        max_host_pages: int = 0,
+    ) -> None:
         self.config = config
-        self.scheduler = Scheduler(config, num_pages, planned_costs(config))
+        self.scheduler = Scheduler(
+            config, num_pages, costs or planned_costs(config), max_host_pages=max_host_pages
+        )
         self.unread: deque[Schedule] = deque()
         self.num_steps = 0
         self.log: list[tuple[object, ...]] = []
@@ -218,6 +228,22 @@ def test_a_request_that_cannot_grow_preempts_itself_if_it_is_the_latest():
         driver.step()
     assert a.num_preemptions == 0
     assert b.num_preemptions > 0
+
+
+def test_a_request_alone_is_not_preempted_though_its_prompt_is_cached():
+    """It computes its last page anew, and needs the whole pool.
+
+    Breaks if it keeps the cached copy as well: it would run out of pages, and a step with nothing
+    to run would come while somebody waits.
+    """
+    driver = Driver(small_config(page_size=1, max_num_seqs=1), 3)
+    driver.add(state("a", 1, 1), state("b", 1, 2))
+    for _ in range(4):
+        driver.dispatch()
+        if driver.unread:
+            driver.read()
+    assert not driver.scheduler.live
+    assert driver.scheduler.preemptions_total == 0
 
 
 def test_the_earliest_is_never_held_up_by_a_stream_of_newcomers():

@@ -1,0 +1,195 @@
+"""The scheduler, as a Hypothesis state machine: all policies, tiny pools, steps read one behind.
+
+Its own invariants are checked after every operation, and what the device is told is followed: which
+page each slot's table names, and that no step writes to a page that anybody else may read.
+"""
+
+from typing import override
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from octavo.configs.scheduling_config import PolicyName
+from octavo.engine.schedule import RequestState, Schedule
+
+from .fakes import planned_costs, request, small_config
+from .state_machine import HISTORIES, CountedMachine
+from .test_scheduler import Driver
+
+MAX_STEPS = 5_000  # to end what is live when a run ends
+
+
+class SchedulerMachine(CountedMachine):
+    """Adds, removals, steps ahead, reads behind, stops and waits, in any order."""
+
+    @initialize(
+        policy=st.sampled_from(["fcfs", "priority", "fair", "deadline"]),
+        page_size=st.integers(1, 4),
+        num_pages=st.integers(3, 16),
+        max_num_seqs=st.integers(1, 10),
+        chunk=st.integers(1, 20),
+        max_host_pages=st.sampled_from([0, 1, 6]),
+        is_import_dear=st.booleans(),
+        max_tenant_running=st.sampled_from([None, 1, 2]),
+        inter_token_target_ms=st.sampled_from([None, 1.05]),
+        weights=st.sampled_from([(), (("b", 3.0),)]),
+    )
+    def start(
+        self,
+        policy: PolicyName,
+        page_size: int,
+        num_pages: int,
+        max_num_seqs: int,
+        chunk: int,
+        max_host_pages: int,
+        is_import_dear: bool,
+        max_tenant_running: int | None,
+        inter_token_target_ms: float | None,
+        weights: tuple[tuple[str, float], ...],
+    ) -> None:
+        config = small_config(
+            policy=policy,
+            page_size=page_size,
+            max_num_seqs=max_num_seqs,
+            prefill_chunk_tokens=chunk,
+            max_tenant_running=max_tenant_running,
+            inter_token_target_ms=inter_token_target_ms,
+            tenant_weights=weights,
+            priority_ageing_s=10.0,
+            default_ttft_target_s=10.0,
+        )
+        costs = planned_costs(config, import_s=1e9 if is_import_dear else 0.0)
+        self.most = (num_pages - 1) * page_size + 1
+        self.driver = Driver(config, num_pages, costs, max_host_pages=max_host_pages)
+        self.scheduler = self.driver.scheduler
+        self.tables: dict[int, list[int]] = {}
+        self.num_added = 0
+
+    @rule(
+        history=st.sampled_from(HISTORIES),
+        length=st.integers(1, 20),
+        max_tokens=st.integers(1, 9),
+        tenant=st.sampled_from(["", "", "b", "c"]),
+        salt=st.sampled_from(["", "", "", "s"]),
+        priority=st.integers(0, 2),
+        flags=st.integers(0, 7),
+        patience=st.sampled_from([None, None, None, 3, 9]),
+    )
+    def add(
+        self,
+        history: tuple[int, ...],
+        length: int,
+        max_tokens: int,
+        tenant: str,
+        salt: str,
+        priority: int,
+        flags: int,
+        patience: int | None,
+    ) -> None:
+        self.count("add")
+        now_s = float(self.driver.num_steps)
+        prompt = history[: min(length, self.most - 1)]
+        one = request(
+            f"r{self.num_added}",
+            prompt,
+            arrival_s=now_s,
+            tenant=tenant,
+            cache_salt=salt,
+            priority=priority,
+            prompt_logprobs=flags == 7,
+            reads_prefix_cache=flags != 6,
+            deadline_s=None if patience is None or flags & 1 else now_s + patience,
+            queue_ttl_s=None if patience is None or not flags & 1 else float(patience),
+            ttft_target_s=None if patience is None else float(patience),
+        )
+        self.num_added += 1
+        max_tokens = min(max_tokens, self.most - len(prompt))
+        self.driver.add(RequestState(request=one, max_tokens=max_tokens, stop_ids=()))
+        self.scheduler.check()
+
+    @precondition(lambda self: len(self.driver.unread) < 2)
+    @rule()
+    def dispatch(self) -> None:
+        self._dispatch()
+
+    @precondition(lambda self: self.driver.unread)
+    @rule(stops=st.sampled_from([False, False, False, True]))
+    def read(self, stops: bool) -> None:
+        """A step is read; `stops`: the first token that it brings ends its request."""
+        self._read(stops)
+
+    @rule(count=st.integers(1, 6))
+    def steps(self, count: int) -> None:
+        """As the engine does: each step is dispatched before the one before it is read."""
+        for _ in range(count):
+            self._dispatch()
+            if len(self.driver.unread) > 1:
+                self._read(False)
+
+    @precondition(lambda self: self.scheduler.live)
+    @rule(which=st.integers(0, 20))
+    def abort(self, which: int) -> None:
+        self.count("abort")
+        live = list(self.scheduler.live.values())
+        self.scheduler.remove(live[which % len(live)], float(self.driver.num_steps))
+        self.scheduler.check()
+
+    @rule(later=st.integers(1, 8))
+    def wait(self, later: int) -> None:
+        self.count("wait")
+        self.driver.num_steps += later
+
+    @override
+    def teardown(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        for _ in range(MAX_STEPS):
+            if not self.scheduler.live:
+                break
+            self._dispatch()
+            if self.driver.unread:
+                self._read(False)
+        assert not self.scheduler.live, "somebody waits for ever"
+        memory = self.scheduler.memory
+        assert memory.num_available == memory.pool.num_usable, "a page leaked"
+        assert not len(self.scheduler.waiting)
+        assert self.scheduler.queued_tokens == 0
+
+    def _dispatch(self) -> None:
+        if len(self.driver.unread) >= 2:
+            self._read(False)
+        self.count("dispatch")
+        now_s = float(self.driver.num_steps)
+        expired = self.scheduler.expired(now_s)
+        assert len(set(map(id, expired))) == len(expired), "a request ends twice"
+        for state in expired:
+            self.scheduler.remove(state, now_s)
+        self._follow(self.driver.dispatch())
+
+    def _read(self, stops: bool) -> None:
+        self.count("read")
+        left = [True] if stops else []
+        self.scheduler.observe(self.driver.unread[0], 0.001)
+        self.driver.read(lambda state: bool(left) and left.pop())
+
+    def _follow(self, schedule: Schedule) -> None:
+        """The device's view: page tables, and which pages the step writes."""
+        size = self.driver.config.page_size
+        for slot, column, page in schedule.page_entries:
+            table = self.tables.setdefault(slot, [])
+            if column == 0:
+                table.clear()
+            assert column == len(table), "a column is skipped or set twice"
+            table.append(page)
+        writers: dict[int, RequestState] = {}
+        spans = [(state, state.num_computed_tokens - 1, 1) for state in schedule.decodes]
+        spans += [(chunk.state, chunk.start, chunk.length) for chunk in schedule.chunks]
+        for state, start, length in spans:
+            assert state.slot is not None
+            table = self.tables[state.slot]
+            assert table[: -(-(start + length) // size)] == state.page_ids[: len(table)]
+            for column in range(start // size, -(-(start + length) // size)):
+                assert table[column] not in writers, "two requests write to a page"
+                writers[table[column]] = state
+        cached = {node.page for node in self.scheduler.memory.cache}
+        assert not cached & set(writers), "a step writes to a page that others may read"
