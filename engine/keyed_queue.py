@@ -1,7 +1,7 @@
 """KeyedQueue: waiting requests in the order of a key that never changes. No JAX."""
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from .schedule import Rank, RequestState
 
@@ -35,9 +35,13 @@ class KeyedQueue:
     def remove(self, state: RequestState) -> None:
         """Takes a request out, wherever it is."""
         del self._waiting[state.ordinal]
-        if len(self._heap) > 2 * len(self._waiting) + MAX_STALE_ENTRIES:
-            self._heap = [entry for entry in set(self._heap) if entry[1] in self._waiting]
+        most = 2 * len(self._waiting) + MAX_STALE_ENTRIES
+        if len(self._heap) > most:
+            self._heap = self._without_stale(self._heap)
             heapq.heapify(self._heap)
+        passed = self._blocked.get(state.request.tenant, ())
+        if len(passed) > most:
+            self._blocked[state.request.tenant] = self._without_stale(passed)
 
     def first(self) -> RequestState | None:
         """Who is next, those of blocked tenants aside."""
@@ -64,3 +68,6 @@ class KeyedQueue:
         for entry in self._blocked.pop(tenant, ()):
             if entry[1] in self._waiting:
                 heapq.heappush(self._heap, entry)
+
+    def _without_stale(self, entries: Iterable[tuple[Rank, int]]) -> list[tuple[Rank, int]]:
+        return [entry for entry in set(entries) if entry[1] in self._waiting]

@@ -74,8 +74,8 @@ class Scheduler:
       waiting: Has no slot and no pages. A preempted request waits here too; while tokens of it are
         unread (`in_flight`) it cannot be admitted, and nobody passes it.
       running: Has a slot, and the pages of its computed tokens and of its prompt. By rank.
-      ending: All its tokens were dispatched; it has given back slot and pages, and ends when the
-        last token is read.
+      ending: All its tokens were dispatched; it has given back its slot, and ends when the last
+        token is read. Until then it keeps pages that it may still publish, if nobody needs them.
       memory: The pages.
       queued_tokens: Tokens that waiting requests must compute for their prompts.
       preemptions_total: Times that a request lost its slot.
@@ -170,6 +170,7 @@ class Scheduler:
             self._stop(state, now_s)
         elif state in self.ending:
             self.ending.remove(state)
+            self.memory.release(state, now_s)
         else:
             self._wait_no_more(state)
         self.waiting.depart(state)
@@ -244,7 +245,7 @@ class Scheduler:
         Only for requests that are live in the generation that the step was made for.
         """
         state.output_token_ids.append(token_id)
-        if state.slot is not None:
+        if state.page_ids:
             state.num_committed_tokens += 1
             if state.num_committed_tokens == state.publish_at:
                 self._publish(state)
@@ -252,7 +253,7 @@ class Scheduler:
     def take_chunk(self, chunk: PrefillChunk, token_id: int | None) -> None:
         """A step was read that computed a chunk; the last one of a prompt samples a token."""
         state = chunk.state
-        if state.slot is not None:
+        if state.page_ids:
             state.num_committed_tokens = chunk.start + chunk.length
             if state.num_committed_tokens >= state.publish_at:
                 self._publish(state)
@@ -380,7 +381,11 @@ class Scheduler:
         deadline_s, end = state.request.deadline_s, state.prefill_end
         if deadline_s is None or state.num_preemptions:
             return False
-        return now_s + self._costs.prefill_s(end - state.num_uncached_tokens, end) > deadline_s
+        if now_s + self._costs.prefill_s(end - state.num_uncached_tokens, end) <= deadline_s:
+            return False
+        # More may be cached than when it began to wait.
+        num_cached = self.memory.lookup(state, end).num_pages * self._config.page_size
+        return now_s + self._costs.prefill_s(num_cached, end) > deadline_s
 
     def _wait(self, state: RequestState) -> None:
         """Enters a request that has no slot into the queue."""
@@ -396,12 +401,26 @@ class Scheduler:
         self.queued_tokens -= state.num_uncached_tokens
 
     def _release_ending(self, now_s: float) -> None:
-        """Takes slot and pages from requests that need no further step."""
+        """Takes the slot from requests that need no further step, and pages that are of no use.
+
+        Their last steps are not read yet, and with these a page may become full and be published;
+        it is all that a request of one token leaves behind.
+        """
         for state in self._all_dispatched:
             if state.slot is not None:  # else it has ended, or was preempted and starts over
-                self._stop(state, now_s)
+                self._leave_slot(state)
+                num_full = state.num_computed_tokens // self._config.page_size
+                if state.chain is None or num_full == len(state.held):
+                    self.memory.release(state, now_s)
                 self.ending.append(state)
         self._all_dispatched.clear()
+
+    def _reclaim(self, now_s: float) -> bool:
+        """Takes the pages of requests that need no further step; False: there are none."""
+        keepers = [state for state in self.ending if state.page_ids]
+        for state in keepers:
+            self.memory.release(state, now_s)
+        return bool(keepers)
 
     def _displace(self, step: _Step, now_s: float) -> None:
         """Makes room for a waiting request that may take it from running ones; not often.
@@ -412,8 +431,11 @@ class Scheduler:
         if state is None:
             return
         while self.running and self.waiting.may_displace(state, self.running[-1]):
-            if self._free_slots and self._fits(state, self.memory.lookup(state, state.prefill_end)):
-                return
+            if self._free_slots:
+                if self._fits(state, self.memory.lookup(state, state.prefill_end)):
+                    return
+                if self._reclaim(now_s):
+                    continue
             self._preempt(step, self.running[-1], now_s, why="displaced", by=state)
 
     def _run_decodes(self, step: _Step, now_s: float) -> None:
@@ -450,6 +472,8 @@ class Scheduler:
     def _make_room(self, step: _Step, state: RequestState, now_s: float) -> bool:
         """Preempts the highest rank until there is a page. False: that was `state` itself."""
         while not self.memory.num_available:
+            if self._reclaim(now_s):
+                continue
             victim = self.running[-1]
             self._preempt(step, victim, now_s, why="pages", by=state)
             if victim is state:
@@ -477,6 +501,8 @@ class Scheduler:
                 return
             hit = self.memory.lookup(state, state.prefill_end)
             if not self._fits(state, hit):
+                if self._reclaim(now_s):
+                    continue
                 return
             self._wait_no_more(state)
             self._start(state, hit, now_s)
@@ -548,10 +574,11 @@ class Scheduler:
         chunks: list[PrefillChunk] = []
         for state, granted in step.grants.items():
             start = state.num_computed_tokens
+            if not self._enter_cached_pages(step, state):
+                step.budget += granted
+                continue
             extra = min(step.budget, state.prefill_end - start - granted)
             step.budget -= extra
-            if not self._enter_cached_pages(step, state):
-                continue
             chunks.append(self._make_chunk(step, state, granted + extra))
         return chunks
 
@@ -619,12 +646,15 @@ class Scheduler:
 
     def _stop(self, state: RequestState, now_s: float) -> None:
         """Takes slot and pages from a running request."""
+        self._leave_slot(state)
+        self.memory.release(state, now_s)
+
+    def _leave_slot(self, state: RequestState) -> None:
         assert state.slot is not None
         self.running.remove(state)
         self._num_prefilling -= state.is_prefilling
         self._free_slots.append(state.slot)
         state.slot = None
-        self.memory.release(state, now_s)
         state.num_entered_pages = 0
         tenant = state.request.tenant
         self._tenant_running[tenant] -= 1
@@ -658,7 +688,7 @@ class Scheduler:
         assert max(running.values(), default=0) <= self._max_tenant_running
         assert self._num_prefilling == sum(state.is_prefilling for state in self.running)
 
-        self.memory.check(self.running)
+        self.memory.check([*self.running, *self.ending])
         for state in self.running:
             computed = max(state.num_computed_tokens, state.prefill_end)
             assert len(state.page_ids) == self.memory.pages(computed)
@@ -668,6 +698,7 @@ class Scheduler:
             assert state.num_entered_pages <= len(state.page_ids)
         for state in (*waiting, *self.ending):
             assert state.slot is None, "a request holds a slot that it does not need"
+        for state in waiting:
             assert not state.page_ids, "a request holds pages that it does not need"
             assert not state.held, "a request holds cached pages that it does not need"
         assert self.queued_tokens == sum(state.num_uncached_tokens for state in waiting)

@@ -277,6 +277,33 @@ def test_slot_and_pages_are_free_as_soon_as_the_last_token_is_dispatched():
     assert chunks(driver.step()) == [("b", 0, 5)]
 
 
+def test_what_one_token_requests_computed_is_kept_unless_pages_are_needed():
+    """All their steps are dispatched before the first is read. Breaks if pages go at once."""
+    driver = Driver(small_config(max_num_seqs=2), 5)
+    driver.add(state("a", 9, 1))
+    for _ in range(3):
+        driver.step()
+    assert not driver.scheduler.live
+    driver.add(again := state("b", 9, 1))
+    assert chunks(driver.step()) == [("b", 8, 1)]
+    assert again.num_cached_tokens == 8
+    # `c` needs all pages while those of `b` wait to be published.
+    driver.add(state("c", 16, 1))
+    assert chunks(driver.step()) == [("c", 8, 8)]
+
+
+def test_a_deadline_is_kept_with_what_was_cached_meanwhile():
+    """Breaks if what was cached when it came decides: its whole prompt takes 2.2 ms, not one."""
+    driver = Driver(small_config(max_num_seqs=1), 20)
+    driver.add(state("a", 16, 30), state("b", 16, 1, deadline_s=100.0))
+    driver.dispatch()
+    assert ids(tuple(driver.scheduler.expired(99.999))) == ["b"]
+    for _ in range(3):
+        driver.step()
+    assert driver.scheduler.memory.cache.num_device_pages == 4
+    assert driver.scheduler.expired(99.999) == []
+
+
 def test_a_request_that_will_end_by_length_is_not_dispatched_again():
     driver = Driver(small_config(), 9)
     driver.add(state("a", 2, 3))
