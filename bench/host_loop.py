@@ -24,7 +24,7 @@ from ..configs.presets import DEFAULT_PRESET
 from ..configs.scheduling_config import SchedulingConfig
 from ..engine.admission import EngineLimits, admit
 from ..engine.engine import Engine
-from ..engine.request import Request, RequestOutput, SamplingParams
+from ..engine.request import Place, Request, RequestOutput, SamplingParams
 from ..engine.step_costs import StepCosts
 from ..engine.step_shapes import StepShapes
 from ..models.fetch import default_cache_dir, fetch
@@ -138,6 +138,7 @@ async def front_end_us_per_token(num_tokens: int, clock: Callable[[], float]) ->
         codec.stream_decoder((), skip_special_tokens=True),
         request_id="request",
         num_prompt_tokens=1,
+        place=Place(num_queued=0, predicted_wait_s=0.0),
     )
     sending = asyncio.create_task(reply.send())
     await asyncio.sleep(0)

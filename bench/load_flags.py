@@ -124,7 +124,8 @@ def server_command(values: flags.FlagValues) -> list[str]:
         more = shlex.split(values.serve_flags)
     except ValueError as error:
         raise UsageError(f"--serve_flags is {values.serve_flags!r}; {error}") from error
-    return serve_command(["--port=0", f"--model={values.model}", f"--dtype={values.dtype}", *more])
+    fixed = ["--port=0", "--withdrawal_grace_s=0"]
+    return serve_command([*fixed, f"--model={values.model}", f"--dtype={values.dtype}", *more])
 
 
 def _levels(words: Sequence[str]) -> tuple[int, ...]:

@@ -78,6 +78,7 @@ class AdmissionLedger:
         self._config = config.scheduling
         self._now_s = now_s
         self._live: dict[str, _Live] = {}
+        self._num_queued = 0
         self._tenants = Tenants(config.scheduling)
         self._promises = PromiseBook()
         requests_per_s = prefill_tokens_per_s / TYPICAL_REQUEST_TOKENS
@@ -106,6 +107,11 @@ class AdmissionLedger:
     def num_live(self) -> int:
         """Requests that entered and have not left."""
         return len(self._live)
+
+    @property
+    def num_queued(self) -> int:
+        """Those of them that wait for a slot."""
+        return self._num_queued
 
     @property
     def num_promises(self) -> int:
@@ -161,6 +167,7 @@ class AdmissionLedger:
         )
         self._require_room(request, live, now_s)
         self._live[request.request_id] = live
+        self._num_queued += 1
         live.tenant.num_live += 1
         for _, bound, size in self._counts(live):
             bound.enter(size, now_s)
@@ -181,6 +188,7 @@ class AdmissionLedger:
         self._queued_tokens.drain(live.work_tokens, now_s)
         live.tenant.queued.drain(1, now_s)
         live.is_queued = False
+        self._num_queued -= 1
 
     def computed(self, request_id: str, num_tokens: int, now_s: float) -> None:
         """A step computes so many tokens of its prompt."""
@@ -201,6 +209,7 @@ class AdmissionLedger:
         live.num_tokens = num_tokens
         self._set_work(live, num_tokens)
         live.is_queued = True
+        self._num_queued += 1
         self._queued_tokens.enter(live.work_tokens, now_s)
         live.tenant.queued.enter(1, now_s)
 
@@ -212,6 +221,7 @@ class AdmissionLedger:
             return
         self._set_work(live, 0)
         if live.is_queued:
+            self._num_queued -= 1
             live.tenant.queued.correct(1, now_s)
         self._requests.drain(1, now_s)
         self._wait_for_slot.drain(1, now_s)
@@ -222,6 +232,7 @@ class AdmissionLedger:
     def check(self) -> None:
         """Asserts that all counts are those of the live requests, and nothing else is kept."""
         queued = [live for live in self._live.values() if live.is_queued]
+        assert self._num_queued == len(queued)
         assert self._requests.used == self._wait_for_slot.used == len(self._live)
         assert self._queued_tokens.used == sum(live.work_tokens for live in queued)
         assert self._work.used == sum(live.work_tokens for live in self._live.values())

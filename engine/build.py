@@ -19,6 +19,7 @@ from . import kv_budget, packing
 from .admission import EngineLimits
 from .device_state import DeviceState, empty_slots
 from .engine import Engine
+from .event_log import Recorder
 from .executables import compile_step, compile_table
 from .executor import DeviceExecutor
 from .measure import measure_costs
@@ -55,6 +56,7 @@ def build_engine(
     eos_token_ids: frozenset[int],
     clock: Callable[[], float],
     on_progress: OnProgress,
+    recorder: Recorder | None = None,
 ) -> BuiltEngine:
     """Loads the parameters, allocates the pages, compiles every step shape and measures it.
 
@@ -64,6 +66,7 @@ def build_engine(
       eos_token_ids: Ids that end an output, from the checkpoint and its tokenizer together.
       clock: The engine's clock.
       on_progress: Told how far it is.
+      recorder: Told what the scheduler is told and decides.
 
     Raises:
       ValueError: The config asks for more than the model or the memory allow.
@@ -131,7 +134,15 @@ def build_engine(
         clock=clock,
     )
     return BuiltEngine(
-        engine=Engine(config, limits, executor, clock, costs, max_host_pages=num_host_pages),
+        engine=Engine(
+            config,
+            limits,
+            executor,
+            clock,
+            costs,
+            max_host_pages=num_host_pages,
+            recorder=recorder,
+        ),
         device=device.platform,
         num_executables=len(table),
         compile_s=compile_s,

@@ -198,6 +198,16 @@ class Engine:
         self._in_flight = None
         self.end_all("the engine failed while the request was running")
 
+    def note(self, note: dict[str, Any]) -> None:
+        """Records what was decided outside the scheduler: "what", "at_s" and more."""
+        if self._recorder is not None:
+            self._recorder.note(note)
+
+    def close(self) -> None:
+        """Nothing follows: what was recorded is complete."""
+        if self._recorder is not None:
+            self._recorder.close()
+
     @property
     def prefill_tokens_per_s(self) -> float:
         """Prompt tokens that it is predicted to compute in a second, with nothing beside."""

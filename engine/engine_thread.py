@@ -9,15 +9,18 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .admission import EngineUnavailable, Overloaded, admit
 from .admission_ledger import AdmissionLedger
 from .engine import Engine
-from .request import FinishReason, Load, Request, RequestOutput
+from .request import FinishReason, Load, Place, Request, RequestOutput
 from .request_progress import Progress, ProgressKind
 from .schedule import RequestState
 
 logger = logging.getLogger(__name__)
+
+MAX_NOTES = 1024  # kept until the thread is awake; older ones are lost
 
 PAUSED_WAKE_S = 0.1
 """How late the deadline of a request may be noticed while the engine is paused."""
@@ -69,6 +72,7 @@ class EngineThread:
             engine.config, prefill_tokens_per_s=engine.prefill_tokens_per_s, now_s=clock()
         )
         self._refused_total: Counter[str] = Counter()
+        self._notes: deque[dict[str, Any]] = deque(maxlen=MAX_NOTES)
         self._is_paused = False
         self._is_stopping = False
         self._load = engine.load()
@@ -80,7 +84,7 @@ class EngineThread:
         """Starts the thread; once."""
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request) -> Place:
         """Queues a request; its outputs follow through on_outputs, the last one always.
 
         Raises:
@@ -95,15 +99,26 @@ class EngineThread:
             if self._is_stopping:
                 raise EngineUnavailable("the engine is shutting down")
             now_s = self._clock()
+            place = Place(
+                num_queued=self._ledger.num_queued,
+                predicted_wait_s=self._ledger.predicted_wait_s(now_s),
+            )
             try:
                 self._ledger.enter(state, now_s)
             except Overloaded as refusal:
                 self._refused_total[refusal.bound] += 1
+                self._note(
+                    "refused",
+                    request_id=request.request_id,
+                    bound=refusal.bound,
+                    retry_after_s=refusal.retry_after_s,
+                )
                 raise
             if self._ledger.num_live == 1:
                 self._begun_s = now_s
             self._inbox.append(state)
             self._changed.notify_all()
+        return place
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Ends a request before the next step is scheduled; nothing happens if it is not live."""
@@ -126,12 +141,14 @@ class EngineThread:
         """
         with self._changed:
             self._is_paused = True
+            self._note("paused")
 
     def resume(self) -> None:
         """Goes on after `pause`; without one nothing happens."""
         with self._changed:
             if self._is_paused:
                 self._is_paused = False
+                self._note("resumed")
                 self._begun_s = self._clock()
                 self._changed.notify_all()
 
@@ -166,8 +183,11 @@ class EngineThread:
                 is_ticking = self._is_paused and engine.has_work
                 self._changed.wait_for(self._is_due, PAUSED_WAKE_S if is_ticking else None)
                 inbox, self._inbox = self._inbox, deque()
+                notes, self._notes = self._notes, deque(maxlen=MAX_NOTES)
                 is_stopping = self._is_stopping
                 is_paused = self._is_paused and not is_stopping
+            for note in notes:
+                engine.note(note)
             for item in inbox:
                 if isinstance(item, RequestState):
                     engine.add(item)
@@ -177,7 +197,12 @@ class EngineThread:
                 engine.end_all("the engine is shutting down")
             self._hand_over(engine.collect() if is_paused else engine.step())
             if is_stopping and not engine.has_work:
+                engine.close()
                 return
+
+    def _note(self, what: str, **detail: float | str) -> None:
+        """Keeps what was decided here for the engine's recorder."""
+        self._notes.append({"at_s": self._clock(), "what": what} | detail)
 
     def _is_due(self) -> bool:
         """Whether the thread has something to do now."""

@@ -50,8 +50,8 @@ class Recorder(Protocol):
     def read(self, at_s: float, measured_s: float, rows: Sequence[list[int] | None]) -> None:
         """The oldest unread step was read: (token, status) of each row, decode rows first."""
 
-    def note(self, at_s: float, what: str, **detail: Any) -> None:
-        """Something was decided elsewhere."""
+    def note(self, note: dict[str, Any]) -> None:
+        """Something was decided elsewhere: "what", "at_s" and more."""
 
     def close(self) -> None:
         """Nothing follows."""
@@ -117,9 +117,9 @@ class EventLog:
         """See Recorder."""
         self._write(op="read", at_s=at_s, measured_s=measured_s, rows=rows)
 
-    def note(self, at_s: float, what: str, **detail: Any) -> None:
+    def note(self, note: dict[str, Any]) -> None:
         """See Recorder."""
-        self._write(op="note", at_s=at_s, what=what, **detail)
+        self._write(op="note", **note)
 
     def close(self) -> None:
         """See Recorder."""

@@ -89,6 +89,19 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a request stands in the queue when it enters.
+
+    Attributes:
+      num_queued: Requests that wait already.
+      predicted_wait_s: How long it will wait for a slot, as far as the pace of the engine tells.
+    """
+
+    num_queued: int
+    predicted_wait_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timings:
     """When a request passed each point, in seconds on the engine's monotonic clock.
 

@@ -212,6 +212,8 @@ def load_info(
         evicted_pages_total=load.evicted_pages_total,
         exported_pages_total=load.exported_pages_total,
         imported_pages_total=load.imported_pages_total,
+        predicted_wait_s=load.predicted_wait_s,
+        refused_total=load.refused_total,
         is_paused=load.is_paused,
     )
 

@@ -57,6 +57,8 @@ class ModelOptions:
       engine: Sizes of the engine.
       cache_dir: Where fetched weights are.
       compilation_cache_dir: Where compiled programs are kept for the next start. None: nowhere.
+      event_log: File that gets what the scheduler is told and decides. None: none.
+      event_log_max_bytes: Where that file ends.
     """
 
     model: str
@@ -64,6 +66,8 @@ class ModelOptions:
     engine: EngineConfig
     cache_dir: Path
     compilation_cache_dir: Path | None
+    event_log: Path | None = None
+    event_log_max_bytes: int = 0
 
 
 def define_engine_flags(values: flags.FlagValues, fields: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import grpc
 
 from ..engine.admission import EngineUnavailable, InvalidRequest, Overloaded
-from ..engine.request import FinishReason, Request
+from ..engine.request import FinishReason, Place, Request
 from . import octavo_pb2 as pb
 from .concurrency import ConcurrencyGate
 from .conversion import engine_request, invalid_field, overload
@@ -63,7 +63,7 @@ class InferenceService:
                     arrival_s=arrival_s,
                     deadline_s=deadline_s,
                 )
-                _submit(model, accepted, request)
+                place = _submit(model, accepted, request)
                 stream.is_submitted = True
                 reply = Reply(
                     context,
@@ -74,6 +74,7 @@ class InferenceService:
                     ),
                     request_id=request_id,
                     num_prompt_tokens=len(accepted.prompt_token_ids),
+                    place=place,
                 )
                 await reply.send()
             finally:
@@ -123,10 +124,10 @@ def _deadline_s(context: CallContext[pb.GenerateEvent], now_s: float) -> float |
     return now_s + remaining_s
 
 
-def _submit(model: ServedModel, accepted: Request, request: pb.GenerateRequest) -> None:
+def _submit(model: ServedModel, accepted: Request, request: pb.GenerateRequest) -> Place:
     """Hands the request to the engine; its refusals become ours."""
     try:
-        model.engine.submit(accepted)
+        return model.engine.submit(accepted)
     except InvalidRequest as error:
         raise invalid_field(error, request) from error
     except Overloaded as error:

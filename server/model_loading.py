@@ -9,6 +9,7 @@ from ..configs.presets import preset_names
 from ..engine.build import build_engine
 from ..engine.compilation import compile_events, use_persistent_cache
 from ..engine.engine_thread import EngineThread
+from ..engine.event_log import EventLog
 from ..engine.request import RequestOutput
 from ..models.checkpoint import CheckpointError, open_checkpoint
 from ..models.fetch import FetchError, fetch
@@ -42,6 +43,7 @@ def load_model(
         except OSError as error:
             raise UsageError(f"--compilation_cache_dir cannot be made: {error}") from error
     path = _find(options, on_progress)
+    recorder = _event_log(options)
     try:
         on_progress("reading the tokenizer", 0, 0)
         checkpoint = open_checkpoint(path)
@@ -52,6 +54,7 @@ def load_model(
             eos_token_ids=checkpoint.eos_token_ids | tokenizer.eos_token_ids,
             clock=time.monotonic,
             on_progress=on_progress,
+            recorder=recorder,
         )
     except CheckpointError as error:
         raise CommandError(str(error)) from error
@@ -75,6 +78,15 @@ def load_model(
         compile_s=built.compile_s,
         compile_events_since_ready=lambda: compile_events() - events_at_ready,
     )
+
+
+def _event_log(options: ModelOptions) -> EventLog | None:
+    if options.event_log is None:
+        return None
+    try:
+        return EventLog(options.event_log, options.event_log_max_bytes)
+    except OSError as error:
+        raise UsageError(f"--event_log cannot be made: {error}") from error
 
 
 def _find(options: ModelOptions, on_progress: OnProgress) -> Path:

@@ -143,12 +143,16 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., parse_special_tokens: _Optional[bool] = ..., tenant: _Optional[str] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., kv: _Optional[_Union[KvOptions, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("request_id", "prompt_tokens")
+    __slots__ = ("request_id", "prompt_tokens", "num_queued", "predicted_wait_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    num_queued: int
+    predicted_wait_s: float
+    def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., num_queued: _Optional[int] = ..., predicted_wait_s: _Optional[float] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("logprobs",)
@@ -317,7 +321,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_queued", "num_usable_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready", "finished_total", "num_cached_pages", "num_host_pages", "queued_tokens", "cached_tokens_total", "evicted_pages_total", "exported_pages_total", "imported_pages_total", "is_paused")
+    __slots__ = ("num_running", "num_queued", "num_usable_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready", "finished_total", "num_cached_pages", "num_host_pages", "queued_tokens", "cached_tokens_total", "evicted_pages_total", "exported_pages_total", "imported_pages_total", "is_paused", "predicted_wait_s", "refused_total")
     class FinishedTotalEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +330,13 @@ class GetLoadResponse(_message.Message):
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     class EvictedPagesTotalEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class RefusedTotalEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +362,8 @@ class GetLoadResponse(_message.Message):
     EXPORTED_PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     IMPORTED_PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_queued: int
     num_usable_pages: int
@@ -370,7 +383,9 @@ class GetLoadResponse(_message.Message):
     exported_pages_total: int
     imported_pages_total: int
     is_paused: bool
-    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_usable_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ..., finished_total: _Optional[_Mapping[str, int]] = ..., num_cached_pages: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., cached_tokens_total: _Optional[int] = ..., evicted_pages_total: _Optional[_Mapping[str, int]] = ..., exported_pages_total: _Optional[int] = ..., imported_pages_total: _Optional[int] = ..., is_paused: _Optional[bool] = ...) -> None: ...
+    predicted_wait_s: float
+    refused_total: _containers.ScalarMap[str, int]
+    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_usable_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ..., finished_total: _Optional[_Mapping[str, int]] = ..., num_cached_pages: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., cached_tokens_total: _Optional[int] = ..., evicted_pages_total: _Optional[_Mapping[str, int]] = ..., exported_pages_total: _Optional[int] = ..., imported_pages_total: _Optional[int] = ..., is_paused: _Optional[bool] = ..., predicted_wait_s: _Optional[float] = ..., refused_total: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -2,7 +2,7 @@
 
 import logging
 
-from ..engine.request import FinishReason, RequestOutput
+from ..engine.request import FinishReason, Place, RequestOutput
 from . import octavo_pb2 as pb
 from .conversion import completed, failed, finished
 from .served_model import StreamDecoder
@@ -23,6 +23,7 @@ class Reply:
         *,
         request_id: str,
         num_prompt_tokens: int,
+        place: Place,
     ) -> None:
         """A reply of which nothing is sent yet; `stream` brings what it will say."""
         self._context = context
@@ -30,6 +31,7 @@ class Reply:
         self._decoder = decoder
         self._request_id = request_id
         self._num_prompt_tokens = num_prompt_tokens
+        self._place = place
         self._num_completion_tokens = 0
         self._next_seq = 0
 
@@ -46,7 +48,10 @@ class Reply:
         await self._write(
             pb.GenerateEvent(
                 accepted=pb.Accepted(
-                    request_id=self._request_id, prompt_tokens=self._num_prompt_tokens
+                    request_id=self._request_id,
+                    prompt_tokens=self._num_prompt_tokens,
+                    num_queued=self._place.num_queued,
+                    predicted_wait_s=self._place.predicted_wait_s,
                 )
             )
         )

@@ -1,10 +1,12 @@
 """`octavo serve`: a model behind the gRPC interface, until a signal says otherwise."""
 
 import asyncio
+import dataclasses
 import functools
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from absl import flags
 
@@ -21,6 +23,20 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of `octavo serve`."""
     define_engine_flags(values, ALL_FIELDS)
     define_scheduling_flags(values)
+    flags.DEFINE_string(
+        "event_log",
+        None,
+        "New file that gets everything the scheduler is told and decides, for `octavo replay`. It "
+        "holds the token ids of prompts and outputs.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "event_log_max_bytes",
+        1 << 30,
+        "Size at which the event log ends; the server goes on.",
+        lower_bound=1,
+        flag_values=values,
+    )
     flags.DEFINE_string(
         "served_model_name",
         None,
@@ -73,6 +89,12 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
         served_name=values.served_model_name,
         scheduling=scheduling_config(values),
     )
+    if values.event_log is not None:
+        options = dataclasses.replace(
+            options,
+            event_log=Path(values.event_log),
+            event_log_max_bytes=values.event_log_max_bytes,
+        )
     most_live = options.engine.max_num_seqs + options.engine.scheduling.max_num_queued
     config = ServerConfig(
         host=values.host,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from ..engine.request import FinishReason, Load, Request
+from ..engine.request import FinishReason, Load, Place, Request
 
 
 @runtime_checkable
@@ -14,8 +14,8 @@ class EngineClient(Protocol):
     All methods may be called from any thread; all but `join` return at once.
     """
 
-    def submit(self, request: Request) -> None:
-        """Queues a request.
+    def submit(self, request: Request) -> Place:
+        """Queues a request, and says where in the queue.
 
         Raises:
           InvalidRequest: It can never run.

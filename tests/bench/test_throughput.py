@@ -141,8 +141,9 @@ def test_without_a_server_it_starts_one_and_stops_it(
     assert "octavo, fake, float32 on cpu" in capsys.readouterr().out
     (words,) = asked
     assert words[0] == sys.executable
-    assert words[-6:] == [
-        *("serve", "--port=0", "--model=smollm2-135m-instruct", "--dtype=float32"),
+    assert words[-7:] == [
+        *("serve", "--port=0", "--withdrawal_grace_s=0"),
+        *("--model=smollm2-135m-instruct", "--dtype=float32"),
         *("--page_size=8", "--model=a b"),
     ]
 

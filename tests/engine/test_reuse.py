@@ -7,6 +7,7 @@ nobody wrote, or writes one that others read.
 
 import dataclasses
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,12 +57,12 @@ class Rig:
             assert self.engine.failure is None
         return answers
 
-    def answer(self, prompt: tuple[int, ...], salt: str, **changes: object) -> Answer:
+    def answer(self, prompt: tuple[int, ...], salt: str, **changes: Any) -> Answer:
         one = self.request(prompt, salt, **changes)
         return self.run(one)[one.request_id]
 
-    def request(self, prompt: tuple[int, ...], salt: str, **changes: object) -> Request:
-        values = {"max_tokens": OUTPUT_TOKENS, "cache_salt": salt} | changes
+    def request(self, prompt: tuple[int, ...], salt: str, **changes: Any) -> Request:
+        values: dict[str, Any] = {"max_tokens": OUTPUT_TOKENS, "cache_salt": salt} | changes
         return request(f"r{next(self.ids)}", prompt, **values)
 
     def push_everything_out(self) -> None:

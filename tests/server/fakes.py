@@ -15,6 +15,7 @@ from octavo.engine.admission import EngineLimits, Overloaded, admit, check_room
 from octavo.engine.request import (
     FinishReason,
     Load,
+    Place,
     Request,
     RequestOutput,
     SamplingParams,
@@ -66,14 +67,16 @@ class FakeEngine:
         self.is_paused = False
         self.refusal: Overloaded | None = None  # what `submit` raises
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request) -> Place:
         with self._lock:
             if self.refusal is not None:
                 raise self.refusal
             state = admit(request, self._config, self._limits)
             check_room(request.request_id, self._live, self._config)
+            num_queued = max(0, len(self._live) - self._config.max_num_seqs)
             self._live[request.request_id] = state
             self.submitted.append(request)
+        return Place(num_queued=num_queued, predicted_wait_s=0.5 * num_queued)
 
     def submit_text(self, text: str, *, arrival_s: float) -> None:
         self.submit(
@@ -120,6 +123,8 @@ class FakeEngine:
             evicted_pages_total={"capacity": 15},
             exported_pages_total=16,
             imported_pages_total=17,
+            predicted_wait_s=18.5,
+            refused_total={"max_num_queued": 19},
             progress_s=self.progress_s,
             is_paused=self.is_paused,
             failed=self.failed,

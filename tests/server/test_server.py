@@ -115,6 +115,8 @@ def test_model_info_and_load() -> None:
                 evicted_pages_total={"capacity": 15},
                 exported_pages_total=16,
                 imported_pages_total=17,
+                predicted_wait_s=18.5,
+                refused_total={"max_num_queued": 19},
             )
 
     asyncio.run(scenario())
