@@ -118,7 +118,11 @@ class Scheduler:
         self._costs = costs
         self._keeps_events = keeps_events
         self._budget = ChunkBudget(config, costs)
-        self._max_tenant_running = scheduling.max_tenant_running or config.max_num_seqs
+        bound = scheduling.max_tenant_running
+        # A tenant that may have all slots is never passed over: one of its requests may displace
+        # another.
+        has_bound = bound is not None and bound < config.max_num_seqs
+        self._max_tenant_running = bound if has_bound else config.max_num_seqs + 1
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._live: dict[str, RequestState] = {}
         self._num_added = 0
