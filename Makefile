@@ -5,7 +5,7 @@ MODEL := smollm2-135m-instruct
 ARGS :=
 BIN := .venv/bin
 
-.PHONY: help setup serve test test-full bench compare peer-env lint format proto clean
+.PHONY: help setup serve test test-full test-state bench compare peer-env lint format proto clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ test: setup  ## the default tests: minutes
 
 test-full: setup  ## every test, the long ones included
 	$(BIN)/pytest -m "" $(ARGS)
+
+test-state: setup  ## a million random operations on pages, scheduler and engine
+	$(BIN)/pytest -m state tests/engine/test_state_machines.py $(ARGS)
 
 bench: setup  ## throughput and latency of a server, over gRPC
 	$(BIN)/python -m octavo.bench.throughput $(ARGS)

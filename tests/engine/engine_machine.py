@@ -28,7 +28,7 @@ from .fakes import (
     small_config,
     step,
 )
-from .state_machine import HISTORIES, CountedMachine
+from .state_machine import HISTORIES, CountedMachine, few_hit_entries
 
 MAX_STEPS = 5_000  # to end what is live when a run ends; far more than any order needs
 
@@ -44,6 +44,7 @@ class EngineMachine(CountedMachine):
         chunk=st.integers(1, 10),
         max_host_pages=st.sampled_from([0, 1, 6]),
         is_import_dear=st.booleans(),
+        hit_entries=st.sampled_from([128, 128, 1, 3]),
         max_tenant_running=st.sampled_from([None, 1, 2]),
         inter_token_target_ms=st.sampled_from([None, 1.05]),
         prefix_cache=st.sampled_from([True, True, True, True, False]),
@@ -57,10 +58,13 @@ class EngineMachine(CountedMachine):
         chunk: int,
         max_host_pages: int,
         is_import_dear: bool,
+        hit_entries: int,
         max_tenant_running: int | None,
         inter_token_target_ms: float | None,
         prefix_cache: bool,
     ) -> None:
+        self.patch = few_hit_entries(hit_entries)
+        self.patch.start()
         config = small_config(
             policy=policy,
             page_size=page_size,
@@ -193,7 +197,14 @@ class EngineMachine(CountedMachine):
 
     @override
     def teardown(self) -> None:
-        if not hasattr(self, "engine") or self.engine.failure is not None:
+        if hasattr(self, "engine"):
+            try:
+                self._end()
+            finally:
+                self.patch.stop()
+
+    def _end(self) -> None:
+        if self.engine.failure is not None:
             return
         for _ in range(MAX_STEPS):
             if not self.engine.has_work:

@@ -13,7 +13,7 @@ from octavo.configs.scheduling_config import PolicyName
 from octavo.engine.schedule import RequestState, Schedule
 
 from .fakes import planned_costs, request, small_config
-from .state_machine import HISTORIES, CountedMachine
+from .state_machine import HISTORIES, CountedMachine, few_hit_entries
 from .test_scheduler import Driver
 
 MAX_STEPS = 5_000  # to end what is live when a run ends
@@ -30,6 +30,7 @@ class SchedulerMachine(CountedMachine):
         chunk=st.integers(1, 20),
         max_host_pages=st.sampled_from([0, 1, 6]),
         is_import_dear=st.booleans(),
+        hit_entries=st.sampled_from([128, 128, 1, 3]),
         max_tenant_running=st.sampled_from([None, 1, 2]),
         inter_token_target_ms=st.sampled_from([None, 1.05]),
         weights=st.sampled_from([(), (("b", 3.0),)]),
@@ -43,10 +44,13 @@ class SchedulerMachine(CountedMachine):
         chunk: int,
         max_host_pages: int,
         is_import_dear: bool,
+        hit_entries: int,
         max_tenant_running: int | None,
         inter_token_target_ms: float | None,
         weights: tuple[tuple[str, float], ...],
     ) -> None:
+        self.patch = few_hit_entries(hit_entries)
+        self.patch.start()
         config = small_config(
             policy=policy,
             page_size=page_size,
@@ -141,8 +145,13 @@ class SchedulerMachine(CountedMachine):
 
     @override
     def teardown(self) -> None:
-        if not hasattr(self, "driver"):
-            return
+        if hasattr(self, "driver"):
+            try:
+                self._end()
+            finally:
+                self.patch.stop()
+
+    def _end(self) -> None:
         for _ in range(MAX_STEPS):
             if not self.scheduler.live:
                 break

@@ -1,10 +1,20 @@
-"""What the state machines share: how they are run, and how their operations are counted."""
+"""What the state machines share: how they are run, and how their operations are counted.
 
+`python -m tests.engine.state_machine NAME SEED EXAMPLES STEPS` runs one and prints the counts.
+"""
+
+import importlib
+import json
+import sys
 from collections import Counter
+from functools import partial
 from typing import ClassVar
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+from octavo.engine import scheduler
 
 # Two histories that part after the third token, and one that parts at once: hits are common.
 HISTORIES = (
@@ -39,3 +49,21 @@ def run_machine(
         ),
     )
     return Counter(machine.operations)
+
+
+def few_hit_entries(count: int):
+    """A patch that lets a step take up so few pages of a cached prefix; start and stop it."""
+    return patch.object(scheduler, "_Step", partial(scheduler._Step, hit_entries=count))
+
+
+def main() -> None:
+    name, *numbers = sys.argv[1:]
+    run_seed, examples, steps = map(int, numbers)
+    module = importlib.import_module(f"tests.engine.{name.lower()}_machine")
+    machine = getattr(module, f"{name}Machine")
+    counts = run_machine(machine, run_seed=run_seed, examples=examples, steps=steps)
+    print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    main()
