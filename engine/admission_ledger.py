@@ -343,7 +343,7 @@ class AdmissionLedger:
             tokens=live.most_tokens,
             bound=getattr(config, name),
         )
-        return f"{message}, and {num_promised} places are promised" if num_promised else message
+        return f"{message}; promised to others: {num_promised}" if num_promised else message
 
     def _set_work(self, live: _Live, num_tokens: int) -> None:
         """Corrects what it has to compute."""

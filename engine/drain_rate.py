@@ -3,7 +3,7 @@
 import math
 
 WINDOW_S = 30.0  # forgets a pace in half a minute, and still averages over hundreds of requests
-START_S = 1.0  # a start value weighs as much as this many seconds of watching
+START_S = 0.5  # a start value weighs as much as this many seconds of watching
 MIN_PER_S = 1e-9  # never zero, so that times computed from it are finite
 
 
