@@ -45,6 +45,12 @@ class WaitingQueue(Protocol):
         never changes: two that rank differently each time could preempt each other for ever.
         """
 
+    def urgency(self, state: RequestState) -> Rank:
+        """Whose prompt is computed first, of one that waits or runs; the lowest. It may change."""
+
+    def may_start(self, state: RequestState, num_free_slots: int) -> bool:
+        """Whether who is next may have one of so many free slots; False: they are kept free."""
+
     def may_displace(self, newcomer: RequestState, running: RequestState) -> bool:
         """Whether a waiting request may take the slot or the pages of a running one."""
 
@@ -61,12 +67,12 @@ class WaitingQueue(Protocol):
         """It has fewer again."""
 
 
-def make_queue(config: SchedulingConfig, costs: StepCosts) -> WaitingQueue:
-    """The empty queue of the policy that is configured."""
+def make_queue(config: SchedulingConfig, num_slots: int, costs: StepCosts) -> WaitingQueue:
+    """The empty queue of the policy that is configured, for so many slots."""
     makers: dict[PolicyName, Callable[[], WaitingQueue]] = {
         "fcfs": FcfsQueue,
         "priority": lambda: PriorityQueue(config.priority_ageing_s),
-        "fair": lambda: FairQueue(dict(config.tenant_weights)),
+        "fair": lambda: FairQueue(dict(config.tenant_weights), num_slots),
         "deadline": lambda: DeadlineQueue(config.default_ttft_target_s, costs),
     }
     return makers[config.policy]()

@@ -11,6 +11,9 @@ TOKEN = 10**6
 """What a token adds to the counter of a tenant that weighs 1. Counters are whole numbers, so that
 it does not matter in which order tokens are counted."""
 
+SLOTS_PER_KEPT = 32
+"""One slot in so many is kept free from tenants with long queues."""
+
 
 class FairQueue:
     """Whoever has been served least is next: virtual token counters.
@@ -24,8 +27,14 @@ class FairQueue:
 
     keeps_count = True
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        """Nobody waits; a tenant that is not in `weights` weighs 1."""
+    def __init__(self, weights: Mapping[str, float], num_slots: int) -> None:
+        """Nobody waits.
+
+        Args:
+          weights: Of tenants that do not weigh 1.
+          num_slots: Of the engine.
+        """
+        self._num_kept = num_slots // SLOTS_PER_KEPT
         self._steps = {tenant: round(TOKEN / weight) for tenant, weight in weights.items()}
         self._served: dict[str, int] = {}  # the counters
         self._num_live: Counter[str] = Counter()
@@ -81,6 +90,20 @@ class FairQueue:
         """The order in which slots were given: counters change, and a rank must not."""
         self._num_ranked += 1
         return (self._num_ranked,)
+
+    def urgency(self, state: RequestState) -> Rank:
+        """Whose tenant was served least, and of one tenant the earlier."""
+        return (self._served[state.request.tenant], state.ordinal)
+
+    def may_start(self, state: RequestState, num_free_slots: int) -> bool:
+        """The last slots are kept for tenants that have none waiting, while there are such.
+
+        Whoever has more waiting than there are free slots would take them all, and the next request
+        of others would wait until one ends.
+        """
+        if num_free_slots > self._num_kept or len(self._num_live) == len(self._queues):
+            return True
+        return len(self._queues[state.request.tenant]) <= num_free_slots
 
     def may_displace(self, newcomer: RequestState, running: RequestState) -> bool:
         """Slots come free soon enough, and what a displaced request has computed is paid for."""

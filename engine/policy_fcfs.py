@@ -42,6 +42,14 @@ class FcfsQueue:
         """Its place in the order of arrival."""
         return (state.ordinal,)
 
+    def urgency(self, state: RequestState) -> Rank:
+        """As those that run are ordered."""
+        return self.rank(state)
+
+    def may_start(self, state: RequestState, num_free_slots: int) -> bool:
+        """No slot stays free."""
+        return True
+
     def may_displace(self, newcomer: RequestState, running: RequestState) -> bool:
         """Whoever waits came later."""
         return False

@@ -36,6 +36,9 @@ LONG_PROMPT_CHUNKS = 4
 """A prompt with more chunks than this to go leaves half of each step's tokens to those behind it,
 so that short prompts need not wait until a long one is through."""
 
+KEPT_FOR_LOWEST = 8
+"""One prompt token in so many is kept for the lowest rank, whoever is more urgent."""
+
 MAX_DOUBLINGS = 20
 _NEVER = 1 << 62
 
@@ -46,11 +49,13 @@ class _Step:
 
     Attributes:
       budget: Prompt tokens that it still has room for.
+      max_segments: Most requests whose prompts it may continue.
       hit_entries: Page-table entries of cached pages that it still has room for.
       grants: Prompt tokens of each request that prefills, in order.
     """
 
     budget: int = 0
+    max_segments: int = MAX_SEGMENTS
     hit_entries: int = HIT_PAGE_ENTRIES
     decodes: list[RequestState] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
@@ -62,7 +67,7 @@ class _Step:
     @property
     def takes_chunks(self) -> bool:
         """There is room for one more prompt chunk."""
-        return self.budget > 0 and len(self.grants) < MAX_SEGMENTS
+        return self.budget > 0 and len(self.grants) < self.max_segments
 
 
 class Scheduler:
@@ -101,7 +106,7 @@ class Scheduler:
           keeps_events: Whether schedules carry events.
         """
         scheduling = config.scheduling
-        self.waiting = make_queue(scheduling, costs)
+        self.waiting = make_queue(scheduling, config.max_num_seqs, costs)
         self.running: list[RequestState] = []
         self.ending: list[RequestState] = []
         self.memory = KVMemory(
@@ -214,9 +219,7 @@ class Scheduler:
             self.running, num_decodes=num_decodes, decode_kv_tokens=step.decode_kv_tokens
         )
         if self._num_prefilling:
-            for state in self.running:
-                if step.takes_chunks and state.is_prefilling:
-                    self._grant(step, state)
+            self._continue_prompts(step, now_s)
         if self.waiting:
             self._admit(step, now_s)
         chunks = self._make_chunks(step) if step.grants else []
@@ -484,6 +487,24 @@ class Scheduler:
                 return False
         return True
 
+    def _continue_prompts(self, step: _Step, now_s: float) -> None:
+        """Shares out the step's prompt tokens, the most urgent first, be it under way or new.
+
+        Of those under way the lowest rank gets a part of them in any case, so it always advances.
+        """
+        prompts = [state for state in self.running if state.is_prefilling]
+        kept = -(-step.budget // KEPT_FOR_LOWEST)
+        step.budget -= kept
+        step.max_segments -= 1
+        for state in sorted(prompts, key=self.waiting.urgency):
+            if self.waiting:
+                self._admit(step, now_s, before=state)
+            if state is prompts[0]:
+                step.budget += kept
+                step.max_segments += 1
+            if step.takes_chunks:
+                self._grant(step, state)
+
     def _grant(self, step: _Step, state: RequestState) -> None:
         """Gives a request that prefills its share of the step's prompt tokens."""
         rest = state.prefill_end - state.num_computed_tokens
@@ -493,8 +514,10 @@ class Scheduler:
         step.grants[state] = min(rest, share)
         step.budget -= min(rest, share)
 
-    def _admit(self, step: _Step, now_s: float) -> None:
+    def _admit(self, step: _Step, now_s: float, before: RequestState | None = None) -> None:
         """Gives slots to waiting requests, in the policy's order, as long as their prompts fit.
+
+        With `before` only to those whose prompts are more urgent than that one's, which runs.
 
         Nobody comes back in the step that preempted them: what their pages leave, once the one
         who needed them is served, is less than what they held.
@@ -502,6 +525,11 @@ class Scheduler:
         while self._free_slots and step.takes_chunks:
             state = self._next(now_s)
             if state is None or state in step.preempted:
+                return
+            urgency = self.waiting.urgency
+            if before is not None and urgency(before) < urgency(state):
+                return
+            if not self.waiting.may_start(state, len(self._free_slots)):
                 return
             hit = self.memory.lookup(state, state.prefill_end)
             if not self._fits(state, hit):
