@@ -96,6 +96,10 @@ class Simulator:
                 at_s, _, again = heapq.heappop(self._returns)
                 self._return(again, at_s)
             self._arrive(arrival)
+        self.finish()
+
+    def finish(self) -> None:
+        """Runs until everybody has ended who has come so far, those who come back included."""
         while self._returns:
             at_s, _, again = heapq.heappop(self._returns)
             self._return(again, at_s)

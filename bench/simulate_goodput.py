@@ -1,0 +1,145 @@
+"""Goodput: which policy lets the most requests meet their targets when too many come."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import get_args
+
+from ..configs.scheduling_config import PolicyName, SchedulingConfig
+from ..engine.policy_deadline import LATE_TARGETS
+from ..engine.simulated_traffic import Stream
+from ..engine.simulator import Fleet, Simulator
+from .simulation_report import Check, Report, ms
+from .simulation_setup import Engine, PlannedCosts, capacity_per_s, requests
+
+LOAD = 1.3
+
+MIX = (
+    Stream(
+        tenant="chats",
+        request_class="chat",
+        rate_per_s=0.6,
+        prompt_tokens=200,
+        output_tokens=150,
+        priority=2,
+        ttft_target_s=1.0,
+        tpot_target_s=0.05,
+    ),
+    Stream(
+        tenant="retrieval",
+        request_class="retrieval",
+        rate_per_s=0.25,
+        prompt_tokens=1500,
+        output_tokens=60,
+        priority=1,
+        ttft_target_s=4.0,
+        tpot_target_s=0.1,
+    ),
+    Stream(
+        tenant="writers",
+        request_class="long output",
+        rate_per_s=0.15,
+        prompt_tokens=150,
+        output_tokens=500,
+        priority=0,
+        ttft_target_s=10.0,
+        tpot_target_s=0.05,
+    ),
+)
+
+
+def goodput(costs: PlannedCosts, seeds: Sequence[int], seconds: float) -> Report:
+    """Runs the same overload under each policy."""
+    engine = Engine(costs=costs, max_num_seqs=64, prefill_chunk_tokens=512)
+    capacity = capacity_per_s(engine, MIX, seeds[0], seconds)
+    streams = [
+        dataclasses.replace(stream, rate_per_s=LOAD * capacity * stream.rate_per_s)
+        for stream in MIX
+    ]
+    policies = get_args(PolicyName)
+    bounds = {policy: _longest_wait_s(policy, engine, capacity) for policy in policies}
+    rows: list[list[str]] = []
+    goodputs: dict[tuple[str, int], float] = {}
+    waits: dict[str, list[float]] = {policy: [] for policy in policies}
+    for seed in seeds:
+        for policy in policies:
+            results = _run(engine, policy, streams, seed, seconds).results
+            everyone = results.group(to_s=seconds)
+            goodputs[policy, seed] = everyone.goodput / seconds
+            waits[policy].append(everyone.longest_queue_s)
+            row = [str(seed), policy, f"{everyone.goodput / seconds:.2f}"]
+            row.append(f"{goodputs[policy, seed] / max(goodputs['fcfs', seed], 1e-9):.2f}")
+            for stream in streams:
+                group = results.group(lambda _, name, s=stream: name == s.request_class)
+                row.append(f"{100 * group.goodput / max(group.num_ended, 1):.0f}%")
+                row.append(ms(group.ttft_s[1]))
+            row += [str(results.num_refused), f"{everyone.longest_queue_s:.1f}"]
+            row.append(f"{bounds[policy]:.1f}")
+            rows.append(row)
+    about = [
+        str(costs),
+        str(engine),
+        f"capacity {capacity:.1f} requests/s of the mixture (first come, first served); {LOAD:g} "
+        f"times as many come for {seconds:g} s; at most {SchedulingConfig().max_num_queued} wait",
+    ]
+    about += [
+        f"{stream.request_class}: {stream.rate_per_s:.2f}/s, {stream.prompt_tokens} prompt and "
+        f"{stream.output_tokens} output tokens, exponential; first token within "
+        f"{stream.ttft_target_s:g} s, {1e3 * (stream.tpot_target_s or 0):g} ms a further token; "
+        f"priority {stream.priority}"
+        for stream in streams
+    ]
+    columns = [
+        f"{stream.request_class} {what}" for stream in streams for what in ("good", "TTFT p90 ms")
+    ]
+    gains = [goodputs["deadline", seed] / max(goodputs["fcfs", seed], 1e-9) for seed in seeds]
+    return Report(
+        about=about,
+        header=(
+            *("seed", "policy", "good/s", "/ fcfs", *columns),
+            *("refused", "longest wait s", "bound s"),
+        ),
+        rows=rows,
+        checks=[
+            Check(name="goodput of deadline over fcfs, lowest", value=min(gains), low=1.2),
+            *(
+                Check(
+                    name=f"longest wait for a slot under {policy}",
+                    value=max(waits[policy]),
+                    high=bounds[policy],
+                )
+                for policy in policies
+            ),
+        ],
+    )
+
+
+def _longest_wait_s(policy: PolicyName, engine: Engine, capacity: float) -> float:
+    """What the policy promises: nobody waits longer for a slot.
+
+    From some time on nobody who comes passes a request any more: at once under fcfs, after the
+    range of priorities times the ageing, or once the request counts as late. Then it waits for
+    what is there, at most a full queue and full slots. Under fair its tenant has that much at most,
+    and one share of three.
+    """
+    scheduling = SchedulingConfig(policy=policy)
+    queue_s = (scheduling.max_num_queued + engine.max_num_seqs) / capacity
+    priorities = [stream.priority for stream in MIX]
+    targets_s = [stream.ttft_target_s or scheduling.default_ttft_target_s for stream in MIX]
+    late_s = LATE_TARGETS * scheduling.default_ttft_target_s
+    return {
+        "fcfs": queue_s,
+        "priority": queue_s + (max(priorities) - min(priorities)) * scheduling.priority_ageing_s,
+        "fair": queue_s * len(MIX),
+        "deadline": queue_s + max(targets_s) + late_s,
+    }[policy]
+
+
+def _run(
+    engine: Engine, policy: PolicyName, streams: Sequence[Stream], seed: int, seconds: float
+) -> Simulator:
+    deployment = engine.deployment(SchedulingConfig(policy=policy), has_ledger=True)
+    flow = requests(streams, seed)
+    simulator = Simulator(Fleet(deployment=deployment), flow)
+    simulator.run(seconds)
+    simulator.finish()
+    return simulator
