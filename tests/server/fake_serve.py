@@ -46,5 +46,6 @@ def main(load_s: float, drain_timeout_s: float, grace_s: float, hangs: bool) -> 
 
 
 if __name__ == "__main__":
-    load_s, drain_timeout_s, grace_s, behaviour = sys.argv[1:]
+    # What follows are flags of `octavo serve`.
+    load_s, drain_timeout_s, grace_s, behaviour = sys.argv[1:5]
     sys.exit(main(float(load_s), float(drain_timeout_s), float(grace_s), behaviour == "hangs"))
