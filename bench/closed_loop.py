@@ -57,11 +57,12 @@ async def run_closed_loop(
                 clients.create_task(_client(stub, waiting, traces, clock))
     except* BenchmarkFailed as group:
         # All clients may fail at once, of one cause; the first says it.
-        raise _first(group) from group
+        raise first_failure(group) from group
     return [traces[index] for index in range(len(requests))]
 
 
-def _first(group: BaseException) -> BaseException:
+def first_failure(group: BaseException) -> BaseException:
+    """The first exception in a group, however deep."""
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return group

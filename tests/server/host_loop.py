@@ -43,6 +43,7 @@ class Steps:
         self._num_allowed = self._num_read = 0
         self._is_free = False
         self._is_waiting = False
+        self._step_s = 0.0
         pytest.MonkeyPatch().setattr(executor, "fetch", self._wait_and_fetch)
 
     @property
@@ -55,7 +56,9 @@ class Steps:
         self._permits.release(number)
         await eventually(lambda: self._num_read == self._num_allowed and self._is_waiting)
 
-    def run_freely(self) -> None:
+    def run_freely(self, step_s: float = 0.0) -> None:
+        """From now on; each takes so long at least."""
+        self._step_s = step_s
         self._is_free = True
         self._permits.release()
 
@@ -64,6 +67,7 @@ class Steps:
             self._is_waiting = True
             self._permits.acquire()
             self._is_waiting = False
+        time.sleep(self._step_s)
         self._num_read += 1
         return self._fetch(result)
 
