@@ -5,7 +5,7 @@ MODEL := smollm2-135m-instruct
 ARGS :=
 BIN := .venv/bin
 
-.PHONY: help setup serve test test-full test-state bench compare peer-env lint format proto clean
+.PHONY: help setup serve test test-full test-state bench simulate compare peer-env lint format proto clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,11 @@ test-state: setup  ## a million random operations on pages, scheduler and engine
 
 bench: setup  ## throughput and latency of a server, over gRPC
 	$(BIN)/python -m octavo.bench.throughput $(ARGS)
+
+# fairness, goodput, retries or million: make simulate TABLE=million ARGS=--replicas=16
+TABLE := fairness
+simulate: setup  ## a table of what the scheduler does, without a device: TABLE=million
+	$(BIN)/python -m octavo.bench.simulate $(TABLE) $(ARGS)
 
 compare: setup  ## Octavo beside Hugging Face transformers; needs peer-env
 	$(BIN)/python -m octavo.bench.compare_transformers $(ARGS)
