@@ -12,6 +12,8 @@ from .simulation_report import Check, Report, ms
 from .simulation_setup import Engine, PlannedCosts, capacity_per_s, requests
 
 LOAD = 1.3
+WAIT_BOUNDS_S = (4.0, 1.0)
+"""What admission alone achieves: who would wait longer is refused at once, whatever the policy."""
 
 MIX = (
     Stream(
@@ -58,6 +60,17 @@ def goodput(costs: PlannedCosts, seeds: Sequence[int], seconds: float) -> Report
     policies = get_args(PolicyName)
     bounds = {policy: _longest_wait_s(policy, engine, capacity) for policy in policies}
     rows: list[list[str]] = []
+    bounded: list[str] = []
+    for wait_s in WAIT_BOUNDS_S:
+        both = [
+            _run(engine, policy, streams, seeds[0], seconds, max_predicted_wait_s=wait_s)
+            for policy in ("fcfs", "deadline")
+        ]
+        fcfs, deadline = (each.results.group().goodput / seconds for each in both)
+        bounded.append(
+            f"for comparison, with max_predicted_wait_s at {wait_s:g} (seed {seeds[0]}): fcfs "
+            f"{fcfs:.2f} good/s, deadline {deadline:.2f}, {deadline / max(fcfs, 1e-9):.2f} times"
+        )
     goodputs: dict[tuple[str, int], float] = {}
     waits: dict[str, list[float]] = {policy: [] for policy in policies}
     for seed in seeds:
@@ -88,6 +101,7 @@ def goodput(costs: PlannedCosts, seeds: Sequence[int], seconds: float) -> Report
         f"priority {stream.priority}"
         for stream in streams
     ]
+    about += bounded
     columns = [
         f"{stream.request_class} {what}" for stream in streams for what in ("good", "TTFT p90 ms")
     ]
@@ -135,11 +149,17 @@ def _longest_wait_s(policy: PolicyName, engine: Engine, capacity: float) -> floa
 
 
 def _run(
-    engine: Engine, policy: PolicyName, streams: Sequence[Stream], seed: int, seconds: float
+    engine: Engine,
+    policy: PolicyName,
+    streams: Sequence[Stream],
+    seed: int,
+    seconds: float,
+    *,
+    max_predicted_wait_s: float | None = None,
 ) -> Simulator:
-    deployment = engine.deployment(SchedulingConfig(policy=policy), has_ledger=True)
-    flow = requests(streams, seed)
-    simulator = Simulator(Fleet(deployment=deployment), flow)
+    scheduling = SchedulingConfig(policy=policy, max_predicted_wait_s=max_predicted_wait_s)
+    deployment = engine.deployment(scheduling, has_ledger=True)
+    simulator = Simulator(Fleet(deployment=deployment), requests(streams, seed))
     simulator.run(seconds)
     simulator.finish()
     return simulator
