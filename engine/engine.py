@@ -114,7 +114,6 @@ class Engine:
         self._outputs: list[RequestOutput] = []  # for the end of the step
         self._progress: list[Progress] = []
         self._steps_total = 0
-        self._prompt_tokens_total = 0
         self._output_tokens_total = 0
         self._finished_total: Counter[FinishReason] = Counter()
         self._progress_s = self._read_s = clock()
@@ -234,7 +233,7 @@ class Engine:
             queued_tokens=scheduler.queued_tokens,
             steps_total=self._steps_total,
             preemptions_total=scheduler.preemptions_total,
-            prompt_tokens_total=self._prompt_tokens_total,
+            prompt_tokens_total=scheduler.prompt_tokens_total,
             cached_tokens_total=scheduler.cached_tokens_total,
             output_tokens_total=self._output_tokens_total,
             finished_total={reason: self._finished_total[reason] for reason in FinishReason},
@@ -252,11 +251,6 @@ class Engine:
         self._scheduler.check()
 
     def _dispatch(self, schedule: Schedule, now_s: float) -> _DispatchedStep:
-        self._prompt_tokens_total += sum(
-            len(chunk.state.request.prompt_token_ids)
-            for chunk in schedule.chunks
-            if chunk.is_insert and not chunk.state.num_preemptions
-        )
         for chunk in schedule.chunks:
             if chunk.is_insert:
                 self._tell(ProgressKind.STARTED, chunk.state, chunk.start)

@@ -35,6 +35,8 @@ class RequestState:
       num_sampled: Output tokens sampled by dispatched steps, read or not.
       first_computed: num_computed_tokens when it got its slot: what came from the cache.
       num_committed_tokens: Those of them whose step was read; or that came from the cache.
+      num_charged_tokens: Tokens of prompt + output that were computed before it was preempted, and
+        charged to its tenant then.
       num_uncached_tokens: Tokens that it must compute once it gets a slot, as of when it began to
         wait.
       prefill_end: Prefill ends when num_computed_tokens reaches this: the prompt's length, and
@@ -63,6 +65,7 @@ class RequestState:
     first_computed: int = 0
     num_committed_tokens: int = 0
     num_sampled: int = 0
+    num_charged_tokens: int = 0
     num_uncached_tokens: int = 0
     prefill_end: int = 0
     slot: int | None = None

@@ -84,7 +84,8 @@ class Scheduler:
       memory: The pages.
       queued_tokens: Tokens that waiting requests must compute for their prompts.
       preemptions_total: Times that a request lost its slot.
-      cached_tokens_total: Prompt tokens that were in the cache when their request got a slot.
+      prompt_tokens_total: Prompt tokens of requests that got a slot, each counted once.
+      cached_tokens_total: Those of them that were in the cache then.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Scheduler:
         )
         self.queued_tokens = 0
         self.preemptions_total = 0
+        self.prompt_tokens_total = 0
         self.cached_tokens_total = 0
         self._config = config
         self._costs = costs
@@ -437,6 +439,8 @@ class Scheduler:
         state = self._next(now_s) if self.running else None
         if state is None:
             return
+        if not self._could_fit(state):
+            return
         while self.running and self.waiting.may_displace(state, self.running[-1]):
             if self._free_slots:
                 if self._fits(state, self.memory.lookup(state, state.prefill_end)):
@@ -444,6 +448,20 @@ class Scheduler:
                 if self._reclaim(now_s):
                     continue
             self._preempt(step, self.running[-1], now_s, why="displaced", by=state)
+
+    def _could_fit(self, state: RequestState) -> bool:
+        """Whether there might be pages for a waiting request if all gave way that it may displace.
+
+        Those who run ahead of it may hold too many; then nobody need give way for nothing.
+        """
+        hit = self.memory.lookup(state, state.prefill_end)
+        needed = self.memory.num_needed(hit, min(state.prefill_end + 1, state.max_kv_tokens))
+        room = self.memory.num_available + sum(len(each.page_ids) for each in self.ending)
+        for other in reversed(self.running):
+            if room >= needed or not self.waiting.may_displace(state, other):
+                break
+            room += len(other.page_ids)
+        return room >= needed
 
     def _run_decodes(self, step: _Step, now_s: float) -> None:
         """Gives every running request that is past its prompt a decode row.
@@ -580,6 +598,7 @@ class Scheduler:
             state.rank = self.waiting.rank(state)
             state.num_cached_tokens = cached_tokens
             self.cached_tokens_total += cached_tokens
+            self.prompt_tokens_total += len(state.request.prompt_token_ids)
         insort(self.running, state, key=attrgetter("rank"))
         self._num_prefilling += 1
         tenant = state.request.tenant
@@ -625,8 +644,9 @@ class Scheduler:
             state.num_sampled += 1
             if state.num_sampled == state.max_tokens:
                 self._all_dispatched.append(state)
-        if self.waiting.keeps_count and not state.num_preemptions:
-            self.waiting.charge(state, length)
+        num_fresh = end - max(start, state.num_charged_tokens)
+        if self.waiting.keeps_count and num_fresh > 0:
+            self.waiting.charge(state, num_fresh)
         return PrefillChunk(
             state=state,
             start=start,
@@ -669,6 +689,7 @@ class Scheduler:
             computed_tokens=state.num_computed_tokens,
         )
         self._stop(state, now_s)
+        state.num_charged_tokens = max(state.num_charged_tokens, state.num_computed_tokens)
         state.num_computed_tokens = state.num_committed_tokens = 0
         state.num_preemptions += 1
         self.preemptions_total += 1

@@ -499,3 +499,40 @@ def test_every_policy_serves_everyone_in_bounded_time_though_pages_run_out(polic
     while driver.scheduler.live:
         driver.step()
         assert driver.num_steps < 60 * 30
+
+
+def test_nobody_gives_way_to_one_who_would_not_fit_anyway():
+    """`high` needs more than `low` has: what the other holds stands before it in rank."""
+    driver = _priority_driver(num_pages=12)
+    driver.add(state("first", 24, 16, priority=5))
+    driver.step()
+    driver.add(state("low", 4, 30))
+    for _ in range(6):
+        driver.step()
+    assert [each.request.request_id for each in driver.scheduler.running] == ["first", "low"]
+    driver.add(state("high", 16, 4, priority=3, tenant="another"))
+    assert not driver.step().preempted
+    while driver.scheduler.live:
+        driver.step()
+
+
+def test_fair_what_is_computed_again_is_not_charged_again():
+    """A tenant whose request is preempted is charged for its tokens once."""
+    driver = Driver(small_config(policy="fair", max_num_seqs=2, prefix_cache=False), 9)
+    early, late = state("a", 9, 20, tenant="a"), state("b", 9, 20, tenant="b")
+    driver.add(early, late)
+    queue = driver.scheduler.waiting
+    assert isinstance(queue, FairQueue)
+    charged: Counter[str] = Counter()
+    charge = queue.charge
+
+    def count(state: RequestState, num_tokens: int) -> None:
+        charged[state.request.tenant] += num_tokens
+        charge(state, num_tokens)
+
+    queue.charge = count  # pyrefly: ignore
+    while driver.scheduler.live:
+        driver.step()
+    assert late.num_preemptions > 0
+    # The last token of each is sampled and never fed back.
+    assert charged == {"a": 28, "b": 28}
