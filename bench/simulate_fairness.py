@@ -58,7 +58,7 @@ class _Run:
 
 def fairness(costs: PlannedCosts, seeds: Sequence[int], seconds: float) -> Report:
     """Runs the victim alone, and beside the flood under both policies."""
-    engine = Engine(costs=costs, max_num_seqs=128, prefill_chunk_tokens=256)
+    engine = Engine(costs=costs, max_num_seqs=min(128, costs.most_rows), prefill_chunk_tokens=256)
     rows: list[list[str]] = []
     about = [str(costs), str(engine)]
     ratios: list[float] = []

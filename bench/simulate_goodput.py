@@ -51,7 +51,7 @@ MIX = (
 
 def goodput(costs: PlannedCosts, seeds: Sequence[int], seconds: float) -> Report:
     """Runs the same overload under each policy."""
-    engine = Engine(costs=costs, max_num_seqs=64, prefill_chunk_tokens=512)
+    engine = Engine(costs=costs, max_num_seqs=min(64, costs.most_rows), prefill_chunk_tokens=512)
     capacity = capacity_per_s(engine, MIX, seeds[0], seconds)
     streams = [
         dataclasses.replace(stream, rate_per_s=LOAD * capacity * stream.rate_per_s)

@@ -22,6 +22,7 @@ class PlannedCosts:
 
     Attributes:
       name: For flags and tables.
+      most_rows: Slots that such an engine is given at most.
       base_ms: Of any step.
       row_us: Of a decode row.
       chunk_token_us: Of a prompt token.
@@ -31,6 +32,7 @@ class PlannedCosts:
     """
 
     name: str
+    most_rows: int
     base_ms: float
     row_us: float
     chunk_token_us: float
@@ -69,6 +71,7 @@ COSTS = {
     # of KV a token at 3 TB/s: about what an 8B model in bfloat16 takes on one large accelerator.
     "accelerator": PlannedCosts(
         name="accelerator",
+        most_rows=256,
         base_ms=8.0,
         row_us=4.0,
         chunk_token_us=30.0,
@@ -80,6 +83,7 @@ COSTS = {
     # 930 prompt tokens a second.
     "cpu": PlannedCosts(
         name="cpu",
+        most_rows=32,
         base_ms=18.5,
         row_us=1500.0,
         chunk_token_us=1075.0,
