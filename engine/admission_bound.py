@@ -30,6 +30,7 @@ class Bound:
         self,
         *,
         floor: float = 0.0,
+        slots: int = 0,
         room: float = math.inf,
         wait_s: float | None = None,
         counts_own: bool = True,
@@ -41,6 +42,7 @@ class Bound:
         Args:
           floor: How much there is before anything waits. From here on the pace is measured, since
             below it what leaves is limited by what came.
+          slots: How much of it is served at once: less, and something idles.
           room: How much more there may be. infinity: no bound.
           wait_s: Instead of room: what drains in this time, at the present pace.
           counts_own: Whether what a newcomer brings must fit too, or only what is ahead of it.
@@ -50,6 +52,7 @@ class Bound:
         self.used = 0
         self.rate = DrainRate(start_per_s)
         self._floor, self._room, self._wait_s = floor, room, wait_s
+        self._slots = slots
         self._counts_own = counts_own
         self._watched_to_s = now_s
         self._promises: list[tuple[float, int, int]] = []  # (due_s, number, size), sorted
@@ -77,6 +80,9 @@ class Bound:
     def earliest_s(self, size: int, now_s: float, kept_share: float) -> float:
         """The earliest time at which a newcomer has a place and every promise is still kept.
 
+        What would idle is kept for nobody: up to `slots`, and where there is nothing at all, there
+        is a place at once. Else clients who never come back would stop a small queue.
+
         Args:
           size: What it brings.
           now_s: The time.
@@ -89,7 +95,8 @@ class Bound:
         room = self.room
         if room == math.inf:
             return now_s
-        if not self._promises and self.fits(size):
+        would_idle = self.used == 0 or self.used + size <= self._slots
+        if (would_idle or not self._promises) and self.fits(size):
             return now_s
         per_s = self.rate.per_s * PLANNED_SHARE
         own = size if self._counts_own else 0

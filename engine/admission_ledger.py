@@ -85,6 +85,7 @@ class AdmissionLedger:
         wait_s = self._config.max_predicted_wait_s
         self._requests = Bound(
             floor=float(self._num_seqs),
+            slots=self._num_seqs,
             room=float(self._config.max_num_queued),
             start_per_s=requests_per_s,
             now_s=now_s,
@@ -97,7 +98,11 @@ class AdmissionLedger:
         # The predicted wait, twice: until enough requests have ended, and until what is ahead was
         # computed (the prompts under way too; a newcomer's own is not ahead of it).
         self._wait_for_slot = Bound(
-            floor=float(self._num_seqs), wait_s=wait_s, start_per_s=requests_per_s, now_s=now_s
+            floor=float(self._num_seqs),
+            slots=self._num_seqs,
+            wait_s=wait_s,
+            start_per_s=requests_per_s,
+            now_s=now_s,
         )
         self._work = Bound(
             wait_s=wait_s, counts_own=False, start_per_s=prefill_tokens_per_s, now_s=now_s

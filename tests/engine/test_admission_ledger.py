@@ -312,6 +312,21 @@ def test_alike_clients_get_a_promise_each_up_to_a_limit():
     assert times_s == sorted(times_s)
 
 
+def test_a_free_slot_is_kept_for_nobody():
+    """Fails, for as long as the grace, if clients that were promised a place need not come."""
+    ledger = _ledger(num_seqs=2, max_num_queued=2)
+    for name in "abcd":
+        ledger.enter(_state(name), 0.0)
+    retry_s = max(_refusal(ledger, _state(f"p{n}", content=n)).retry_after_s for n in range(6))
+    for name in "abc":
+        ledger.left(name, retry_s)
+    ledger.enter(_state("new", content=10), retry_s)  # beside d
+    assert _refusal(ledger, _state("next", content=11), retry_s).bound == "max_num_queued"
+    for n in range(2):  # the places in the queue were kept
+        ledger.enter(_state(f"again{n}", content=n), retry_s)
+    ledger.check()
+
+
 def test_a_promise_lapses():
     ledger = _full()
     retry_s = _refusal(ledger, _state("c", content=1)).retry_after_s
