@@ -69,9 +69,7 @@ class SchedulingConfig:
     def __post_init__(self) -> None:
         """Raises ValueError naming the field, its value and the bound."""
         if self.policy not in get_args(PolicyName):
-            raise ValueError(
-                f"policy is {self.policy!r}; it must be one of {get_args(PolicyName)}"
-            )
+            raise ValueError(f"policy is {self.policy!r}; it must be one of {get_args(PolicyName)}")
         if not isinstance(self.prefix_cache, bool):
             raise ValueError(f"prefix_cache is {self.prefix_cache!r}; it must be True or False")
         for name, low, high, is_optional in _WHOLE_NUMBERS:

@@ -22,9 +22,7 @@ from octavo.engine.request import Request, SamplingParams
 from .fakes import request
 
 V = 100
-CONFIG = EngineConfig(
-    max_num_seqs=2, max_stop_ids=4, scheduling=SchedulingConfig(max_num_queued=3)
-)
+CONFIG = EngineConfig(max_num_seqs=2, max_stop_ids=4, scheduling=SchedulingConfig(max_num_queued=3))
 LIMITS = EngineLimits(vocab_size=V, max_model_len=20, num_pages=9, eos_token_ids=(7, 8))
 NAN, INFINITY = float("nan"), float("inf")
 
