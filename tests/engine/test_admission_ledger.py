@@ -317,7 +317,7 @@ def test_a_free_slot_is_kept_for_nobody():
     ledger = _ledger(num_seqs=2, max_num_queued=2)
     for name in "abcd":
         ledger.enter(_state(name), 0.0)
-    retry_s = max(_refusal(ledger, _state(f"p{n}", content=n)).retry_after_s for n in range(6))
+    retry_s = max(_refusal(ledger, _state(f"p{n}", content=n)).retry_after_s for n in range(3))
     for name in "abc":
         ledger.left(name, retry_s)
     ledger.enter(_state("new", content=10), retry_s)  # beside d
