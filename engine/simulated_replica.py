@@ -2,7 +2,7 @@
 
 A device that takes exactly the predicted time per step, and a host that takes none. Steps are read
 one behind, as engine.engine does: step t + 1 is dispatched before step t is read. Stretches in
-which rows only decode are done at once (Scheduler.advance_decodes), with the same results.
+which rows only decode are done at once (SimulatedScheduler.advance_decodes), with the same results.
 """
 
 import math
@@ -16,7 +16,7 @@ from .admission_ledger import AdmissionLedger
 from .events import Event
 from .request import FinishReason, Request
 from .schedule import RequestState, Schedule, TransferKind
-from .scheduler import Scheduler
+from .simulated_scheduler import SimulatedScheduler
 from .step_costs import StepCosts, chunk_kv_tokens
 from .step_shapes import StepKey, StepShapes
 
@@ -86,7 +86,7 @@ class SimulatedReplica:
         """
         config, costs = deployment.config, deployment.costs
         self.config = config
-        self.scheduler = Scheduler(
+        self.scheduler = SimulatedScheduler(
             config,
             deployment.num_pages,
             costs,

@@ -530,7 +530,7 @@ def test_fair_what_is_computed_again_is_not_charged_again():
         charged[state.request.tenant] += num_tokens
         charge(state, num_tokens)
 
-    queue.charge = count  # pyrefly: ignore
+    queue.charge = count
     while driver.scheduler.live:
         driver.step()
     assert late.num_preemptions > 0

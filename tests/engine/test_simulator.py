@@ -56,7 +56,7 @@ class _Recording:
     """One replica, everything that can be told of it."""
 
     def __init__(self, deployment: Deployment) -> None:
-        self.ends: list[tuple[object, ...]] = []
+        self.ends: list[tuple[Any, ...]] = []
         self.events: list[Event] = []
         self.replica = SimulatedReplica(deployment, self._on_end, self._on_events)
 
