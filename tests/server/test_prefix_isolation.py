@@ -167,7 +167,7 @@ def test_a_prompt_sent_twice_and_by_two_tenants(real: RealServer) -> None:
     agains: list[Sent] = []
     total_before = real.cached_tokens_total
     for number in range(NUM_PAIRS):
-        prompt, nobodys = real.prompt(number), real.prompt(100 + number)
+        prompt, nobodys = real.prompt(2 * number), real.prompt(2 * number + 1)
         assert len(prompt) == len(nobodys) == NUM_PROMPT_TOKENS
         seeds.append(real.send(prompt, "a"))
         turns = [(held, prompt), (unheld, nobodys)]
@@ -208,7 +208,7 @@ def test_a_prompt_sent_twice_and_by_two_tenants(real: RealServer) -> None:
 
 @pytest.mark.full
 def test_salt_and_bypass_see_no_hit(real: RealServer) -> None:
-    prompt = real.prompt(50)
+    prompt = real.prompt(80)
     total_before = real.cached_tokens_total
     options: list[dict[str, Any]] = [
         {},
