@@ -13,6 +13,7 @@ MAX_SEGMENTS = 8
 HIT_PAGE_ENTRIES = 128
 """Page-table entries of cached pages that one step takes up; a longer prefix takes more steps."""
 
+SMALL_CHUNK = 16
 SMALLEST_ROWS = 2  # one row takes ten times as long as two: the CPU multiplies it in a scalar loop
 
 
@@ -49,45 +50,67 @@ def smallest_at_least(buckets: Sequence[int], value: int) -> int:
 
 @dataclass(frozen=True)
 class StepShapes:
-    """The buckets of one engine, ascending. Decode steps and mixed steps have their own rows."""
+    """The shapes of one engine.
+
+    Attributes:
+      decode_rows: Rows of decode steps, ascending.
+      mixed: Mixed steps, the cheapest first: a row and a prompt token cost alike.
+    """
 
     decode_rows: tuple[int, ...]
-    mixed_rows: tuple[int, ...]
-    chunks: tuple[int, ...]
+    mixed: tuple[StepKey, ...]
 
     @staticmethod
     def from_config(config: EngineConfig) -> "StepShapes":
-        """Buckets that cover every batch up to max_num_seqs rows and prefill_chunk_tokens.
+        """Shapes that cover every batch up to max_num_seqs rows and prefill_chunk_tokens.
 
         Decode steps are most of the work, so their buckets are close: a batch of 9 pays for 16
-        rows. In a mixed step the chunk costs more than the rows, so two or three buckets do.
-        Example: 32 rows and chunks of 256 give decode rows 2, 8, 16, 32, mixed rows 2, 32 and
-        chunks 16, 64, 256: ten executables.
+        rows. In a mixed step the chunk costs more than the rows, so two buckets of rows do; but
+        where chunks are small, so that streams keep their pace beside a long prompt, rows that
+        nobody needs are what a step takes longer, and half a batch has its own small chunks.
+        Example: 32 rows and chunks of 256 give decode rows 2, 8, 16, 32; mixed steps of 2 and 32
+        rows with chunks of 16, 64, 256, and of 16 rows with 8, 16, 64: thirteen executables.
         """
         rows = max(SMALLEST_ROWS, config.max_num_seqs)
+        chunk = max(SMALLEST_ROWS, config.prefill_chunk_tokens)
+        chunks = _buckets(chunk, SMALL_CHUNK, lambda n: n // 4)
+        keys = {
+            StepKey(bucket, each)
+            for bucket in _buckets(rows, SMALLEST_ROWS, lambda n: n // 16)
+            for each in chunks
+        }
+        if rows >= 2 * SMALL_CHUNK and chunk > SMALL_CHUNK:
+            keys |= {StepKey(rows // 2, each) for each in (SMALL_CHUNK // 2, *chunks[:-1])}
         return StepShapes(
             decode_rows=_buckets(rows, SMALLEST_ROWS, lambda n: n // 2 if n > 8 else n // 4),
-            mixed_rows=_buckets(rows, SMALLEST_ROWS, lambda n: n // 16),
-            chunks=_buckets(max(SMALLEST_ROWS, config.prefill_chunk_tokens), 16, lambda n: n // 4),
+            mixed=tuple(sorted(keys, key=lambda key: (key.rows + key.chunk, key))),
         )
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Sizes of chunks, ascending; not every one with any number of rows."""
+        return tuple(sorted({key.chunk for key in self.mixed}))
 
     def all_keys(self) -> list[StepKey]:
         """Every executable, largest first: the costliest compile starts first."""
-        mixed = [StepKey(rows, chunk) for rows in self.mixed_rows for chunk in self.chunks]
         decode = [StepKey(rows, 0) for rows in self.decode_rows]
-        return sorted(mixed + decode, key=lambda key: (key.rows + key.chunk, key), reverse=True)
+        keys = [*self.mixed, *decode]
+        return sorted(keys, key=lambda key: (key.rows + key.chunk, key), reverse=True)
 
     def key_for(self, num_rows: int, num_chunk_tokens: int) -> StepKey:
-        """The smallest executable that runs this many decode rows and prompt tokens.
+        """The cheapest executable that runs this many decode rows and prompt tokens.
 
         Raises:
           ValueError: It is more than the largest runs.
         """
         if num_chunk_tokens == 0:
             return StepKey(smallest_at_least(self.decode_rows, num_rows), 0)
-        return StepKey(
-            smallest_at_least(self.mixed_rows, num_rows),
-            smallest_at_least(self.chunks, num_chunk_tokens),
+        for key in self.mixed:
+            if key.rows >= num_rows and key.chunk >= num_chunk_tokens:
+                return key
+        raise ValueError(
+            f"{num_rows} rows and {num_chunk_tokens} prompt tokens exceed the largest step, "
+            f"{self.mixed[-1]}"
         )
 
 

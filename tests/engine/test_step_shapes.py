@@ -20,8 +20,10 @@ def shapes(max_num_seqs: int, chunk: int) -> StepShapes:
 
 def test_the_default_table_is_the_one_in_the_docstring():
     default = StepShapes.from_config(EngineConfig())
-    assert default == StepShapes((2, 8, 16, 32), (2, 32), (16, 64, 256))
-    assert len(default.all_keys()) == 10
+    assert default.decode_rows == (2, 8, 16, 32)
+    wanted = {2: (16, 64, 256), 16: (8, 16, 64), 32: (16, 64, 256)}
+    assert set(default.mixed) == {StepKey(n, chunk) for n in wanted for chunk in wanted[n]}
+    assert len(default.all_keys()) == 13
 
 
 @pytest.mark.parametrize("max_num_seqs", SIZES)
@@ -40,8 +42,7 @@ def test_every_batch_finds_the_smallest_key_that_holds_it(max_num_seqs: int, chu
             assert (key.chunk == 0) == (num_tokens == 0)
             same_kind = [other for other in keys if (other.chunk == 0) == (num_tokens == 0)]
             holding = [k for k in same_kind if k.rows >= num_rows and k.chunk >= num_tokens]
-            assert key.rows == min(k.rows for k in holding)
-            assert key.chunk == min(k.chunk for k in holding)
+            assert key.rows + key.chunk == min(k.rows + k.chunk for k in holding)
 
 
 @pytest.mark.parametrize("max_num_seqs", SIZES)
@@ -72,5 +73,7 @@ def test_what_no_bucket_holds_is_an_error():
         smallest_at_least((2, 8), 9)
     with pytest.raises(ValueError, match="33 exceeds"):
         shapes(32, 256).key_for(33, 0)
-    with pytest.raises(ValueError, match="257 exceeds"):
+    with pytest.raises(ValueError, match="1 rows and 257 prompt tokens exceed the largest step"):
         shapes(32, 256).key_for(1, 257)
+    with pytest.raises(ValueError, match="33 rows and 1 prompt tokens exceed"):
+        shapes(32, 256).key_for(33, 1)
