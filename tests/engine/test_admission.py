@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from octavo.configs.engine_config import EngineConfig
-from octavo.configs.scheduling_config import SchedulingConfig
 from octavo.configs.model_config import ModelConfig
+from octavo.configs.scheduling_config import SchedulingConfig
 from octavo.engine.admission import (
     EngineLimits,
     InvalidRequest,
