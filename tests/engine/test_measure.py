@@ -190,7 +190,7 @@ def test_the_default_model_is_measured_within_seconds():
     sizes = {"num_pages": 11_650, "pages_per_seq": 512}
     device = SimulatedDevice(layouts_of(EngineConfig()), **sizes)
     measured(device, EngineConfig(), **sizes)
-    assert device.clock_s < sum(device.costs.base_s.values()) + 2.5
+    assert device.clock_s < sum(device.costs.base_s.values()) + 3.0
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 1024])
