@@ -1,9 +1,10 @@
 """`python -m octavo.bench.long_prompt`: what one long prompt does to chats that decode beside it.
 
-For each --inter_token_target_ms a server of its own: first the long prompt alone; then chats until
-they have decoded for a while, and then the long prompt beside them. All in one run, so the numbers
-to compare come from the same minutes. The flag trades the chats' time between tokens for the long
-prompt's time to first token; the curve shows how.
+For each --inter_token_target_ms a server of its own: first the long prompt alone; then chats, and
+the long prompt beside them. The chats' own pace is taken for as long before the long prompt as
+after it, because it falls as their contexts grow. All in one run, so the numbers to compare come
+from the same minutes. The flag trades the chats' time between tokens for the long prompt's time to
+first token; the curve shows how.
 """
 
 import asyncio
@@ -31,9 +32,8 @@ from .scatter_plot import Axis, scatter_svg
 from .server_process import server_process
 from .table import format_table
 
-CHAT_PROMPT_TOKENS = 32
 SETTLE_S = 2.0
-"""After the chats began, before their pace counts."""
+"""After the chats began, and after the long prompt, before their pace counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +43,15 @@ class Options:
     Attributes:
       long_tokens: Of the long prompt.
       num_chats: That decode beside it.
-      alone_s: How long the chats decode without it, for comparison.
+      chat_tokens: Of each chat's prompt.
+      alone_s: How long the chats decode without it, for comparison; half before and half after.
       rounds: Long prompts, alone and beside the chats.
       seed: Of the prompts.
     """
 
     long_tokens: int
     num_chats: int
+    chat_tokens: int
     alone_s: float
     rounds: int
     seed: int
@@ -130,27 +132,30 @@ async def measure(address: str, target_ms: float | None, options: Options, clock
             await _ttft_s(stub, prompt(options.long_tokens), clock) for _ in range(options.rounds)
         ]
         # A chat ends with its context; so long a one that it outlasts the measurement.
-        max_tokens = info.max_model_len - CHAT_PROMPT_TOKENS
+        max_tokens = info.max_model_len - options.chat_tokens
         alone: list[float] = []
         beside: list[float] = []
         ttfts_s: list[float] = []
         for _ in range(options.rounds):
             chats = [
-                _Chat(stub, prompt(CHAT_PROMPT_TOKENS), max_tokens, clock)
+                _Chat(stub, prompt(options.chat_tokens), max_tokens, clock)
                 for _ in range(options.num_chats)
             ]
             readers = [asyncio.create_task(chat.read()) for chat in chats]
             await _until_decoding(chats, readers)
             await asyncio.sleep(SETTLE_S)
             began_s = clock()
-            await asyncio.sleep(options.alone_s)
+            await asyncio.sleep(options.alone_s / 2)
             sent_s = clock()
             ttfts_s.append(await _ttft_s(stub, prompt(options.long_tokens), clock))
             ended_s = clock()
+            await asyncio.sleep(SETTLE_S)
+            again_s = clock()
+            await asyncio.sleep(options.alone_s / 2)
             for chat, reader in zip(chats, readers, strict=True):
                 if reader.done():
                     reader.result()
-                alone += [gap for at, gap in chat.gaps if began_s <= at < sent_s]
+                alone += [gap for at, gap in chat.gaps if began_s <= at < sent_s or at >= again_s]
                 beside += [gap for at, gap in chat.gaps if sent_s <= at < ended_s]
                 chat.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
@@ -212,10 +217,13 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "chats", 16, "Chats that decode beside it.", lower_bound=1, flag_values=values
     )
+    flags.DEFINE_integer(
+        "chat_tokens", 512, "Of each chat's prompt.", lower_bound=1, flag_values=values
+    )
     flags.DEFINE_float(
         "alone_s",
         10.0,
-        "Seconds that the chats decode without it, for comparison.",
+        "Seconds that the chats decode without it, half before and half after.",
         lower_bound=1.0,
         flag_values=values,
     )
@@ -233,6 +241,7 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     options = Options(
         long_tokens=values.long_tokens,
         num_chats=values.chats,
+        chat_tokens=values.chat_tokens,
         alone_s=values.alone_s,
         rounds=values.rounds,
         seed=values.seed,
@@ -299,8 +308,8 @@ def as_text(outcomes: Sequence[Outcome], options: Options) -> str:
         for each in outcomes
     ]
     what = (
-        f"one prompt of {options.long_tokens} tokens beside {options.num_chats} chats, "
-        f"{options.rounds} rounds; milliseconds"
+        f"one prompt of {options.long_tokens} tokens beside {options.num_chats} chats that began "
+        f"with {options.chat_tokens}, {options.rounds} rounds; milliseconds"
     )
     return f"{what}\n{format_table(header, rows)}"
 

@@ -25,7 +25,14 @@ def test_measures_each_target_on_a_server_of_its_own(
 
     monkeypatch.setattr(long_prompt, "server_command", command)
     plot = tmp_path / "curve.svg"
-    line = ["--targets_ms=none,50", "--chats=2", "--alone_s=1", "--long_tokens=64", "--json"]
+    line = [
+        "--targets_ms=none,50",
+        "--chats=2",
+        "--alone_s=1",
+        "--long_tokens=64",
+        "--chat_tokens=8",
+        "--json",
+    ]
     assert run_command(long_prompt.COMMAND, [*line, f"--plot={plot}"]) == 0
     assert [words[words.index("--") + 1 :] for words in commands] == [
         [],
