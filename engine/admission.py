@@ -6,7 +6,7 @@ the context and the pages. What cannot is refused before it is queued, never tru
 
 import hashlib
 import reprlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import override
 
@@ -166,25 +166,6 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
         stop_ids=stop_ids,
         seed=sampling.seed or 0,
     )
-
-
-def check_room(request_id: str, live_ids: Collection[str], config: EngineConfig) -> None:
-    """Checks a request against those that are live.
-
-    Raises:
-      InvalidRequest: its id is live.
-      Overloaded: slots and queue are full.
-    """
-    if request_id in live_ids:
-        raise InvalidRequest("request_id", request_id, "another one: a request with it is live")
-    max_num_queued = config.scheduling.max_num_queued
-    if len(live_ids) >= config.max_num_seqs + max_num_queued:
-        raise Overloaded(
-            f"{len(live_ids)} requests are live; max_num_seqs, {config.max_num_seqs}, may run "
-            f"and max_num_queued, {max_num_queued}, may wait",
-            "max_num_queued",
-            1.0,
-        )
 
 
 def pick_seed(engine_seed: int, ordinal: int) -> int:

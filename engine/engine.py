@@ -124,7 +124,7 @@ class Engine:
         return bool(self._scheduler.live or self._in_flight or self._outputs)
 
     def add(self, state: RequestState) -> None:
-        """Queues what `admit` and `check_room` let pass. A failed engine ends it at once."""
+        """Queues what `admit` let pass. A failed engine ends it at once."""
         now_s = self._clock()
         if not self.has_work:
             self._progress_s = now_s

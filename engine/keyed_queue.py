@@ -55,10 +55,6 @@ class KeyedQueue:
                 self._blocked[state.request.tenant].append(entry)
         return None
 
-    def first_key(self) -> Rank | None:
-        """The key of who is next."""
-        return None if self.first() is None else self._heap[0][0]
-
     def block(self, tenant: str) -> None:
         """Passes over a tenant's requests from here on."""
         self._blocked.setdefault(tenant, [])

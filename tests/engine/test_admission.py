@@ -12,9 +12,7 @@ from octavo.configs.scheduling_config import SchedulingConfig
 from octavo.engine.admission import (
     EngineLimits,
     InvalidRequest,
-    Overloaded,
     admit,
-    check_room,
     pick_seed,
 )
 from octavo.engine.request import Request, SamplingParams
@@ -137,17 +135,6 @@ def test_stop_ids_are_its_own_and_the_models(
 def test_top_k_minus_1_is_the_devices_word_for_all():
     """Kind 3.1: -1 on the device would be something else than no truncation."""
     assert admit(request("a", top_k=-1), CONFIG, LIMITS).request.sampling.top_k == 0
-
-
-def test_room_is_slots_and_queue():
-    check_room("e", list("abcd"), CONFIG)
-    with pytest.raises(Overloaded, match=r"5 requests are live; max_num_seqs, 2.*queued, 3"):
-        check_room("f", list("abcde"), CONFIG)
-
-
-def test_a_live_id_is_refused_by_name_even_when_full():
-    with pytest.raises(InvalidRequest, match="request_id is 'a'"):
-        check_room("a", list("abcde"), CONFIG)
 
 
 def test_an_invalid_request_crosses_a_process_border():

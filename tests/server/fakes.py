@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from octavo.configs.engine_config import EngineConfig
 from octavo.configs.scheduling_config import SchedulingConfig
-from octavo.engine.admission import EngineLimits, Overloaded, admit, check_room
+from octavo.engine.admission import EngineLimits, InvalidRequest, Overloaded, admit
 from octavo.engine.request import (
     FinishReason,
     Load,
@@ -72,11 +72,19 @@ class FakeEngine:
             if self.refusal is not None:
                 raise self.refusal
             state = admit(request, self._config, self._limits)
-            check_room(request.request_id, self._live, self._config)
+            self._check_room(request.request_id)
             num_queued = max(0, len(self._live) - self._config.max_num_seqs)
             self._live[request.request_id] = state
             self.submitted.append(request)
         return Place(num_queued=num_queued, predicted_wait_s=0.5 * num_queued)
+
+    def _check_room(self, request_id: str) -> None:
+        """Stands in for the admission ledger, which needs a pace to go by."""
+        if request_id in self._live:
+            raise InvalidRequest("request_id", request_id, "another one")
+        max_num_queued = self._config.scheduling.max_num_queued
+        if len(self._live) >= self._config.max_num_seqs + max_num_queued:
+            raise Overloaded(f"{len(self._live)} requests are live", "max_num_queued", 1.0)
 
     def submit_text(self, text: str, *, arrival_s: float) -> None:
         self.submit(
