@@ -106,7 +106,13 @@ class Engine:
         self._costs = costs
         self._shapes = StepShapes.from_config(config)
         self._layouts = {layout.key: layout for layout in packing.upload_layouts(config)}
-        self._scheduler = Scheduler(config, limits.num_pages, costs, max_host_pages=max_host_pages)
+        self._scheduler = Scheduler(
+            config,
+            limits.num_pages,
+            costs,
+            max_host_pages=max_host_pages,
+            keeps_events=recorder is not None,
+        )
         self._recorder = recorder
         if recorder is not None:
             recorder.start(config, limits.num_pages, max_host_pages, costs)
@@ -239,6 +245,9 @@ class Engine:
             finished_total={reason: self._finished_total[reason] for reason in FinishReason},
             evicted_pages_total={
                 reason.value: count for reason, count in memory.cache.evicted.items()
+            },
+            evicted_age_s_total={
+                reason.value: age_s for reason, age_s in memory.evicted_age_s.items() if age_s
             },
             exported_pages_total=memory.exported_pages,
             imported_pages_total=memory.imported_pages,

@@ -48,6 +48,7 @@ class KVMemory:
       transfers: Copies that must be dispatched, in this order, before the next step.
       events: Evictions and exports, for whoever keeps them.
       exported_pages, imported_pages: Counted from the start.
+      evicted_age_s: Seconds since their last use, summed over the pages that left the cache.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class KVMemory:
         self.transfers: list[Transfer] = []
         self.events: list[Event] = []
         self.exported_pages = 0
+        self.evicted_age_s = dict.fromkeys(EvictionReason, 0.0)
         self.imported_pages = 0
         self._page_size = page_size
         self._max_host_pages = max_host_pages
@@ -217,7 +219,7 @@ class KVMemory:
         """Moves a leaf's KV down or drops it; returns the device page that it leaves."""
         age_s = now_s - node.used_s
         if not self._max_host_pages:
-            self._record(EventKind.EVICTED, now_s, reason="capacity", age_s=age_s)
+            self._record_eviction(EvictionReason.CAPACITY, age_s, now_s)
             page = self.cache.evict(node, EvictionReason.CAPACITY)
             assert page is not None
             return page
@@ -229,9 +231,7 @@ class KVMemory:
         self._record(EventKind.EXPORTED, now_s, age_s=age_s)
         while self.cache.num_host_pages > self._max_host_pages:
             victim = self.cache.host_victim()
-            self._record(
-                EventKind.EVICTED, now_s, reason="host_capacity", age_s=now_s - victim.used_s
-            )
+            self._record_eviction(EvictionReason.HOST_CAPACITY, now_s - victim.used_s, now_s)
             self.cache.evict(victim, EvictionReason.HOST_CAPACITY)
         self._drop_copies()
         return page
@@ -244,6 +244,10 @@ class KVMemory:
         for handle in self.cache.dropped_handles:
             self.transfers.append(Transfer(TransferKind.DROP, 0, handle))
         self.cache.dropped_handles.clear()
+
+    def _record_eviction(self, reason: EvictionReason, age_s: float, now_s: float) -> None:
+        self.evicted_age_s[reason] += age_s
+        self._record(EventKind.EVICTED, now_s, reason=reason.value, age_s=age_s)
 
     def _record(self, kind: EventKind, now_s: float, **detail: DetailValue) -> None:
         if self._keeps_events:

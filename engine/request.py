@@ -170,6 +170,7 @@ class Load:
       output_tokens_total: Output tokens read.
       finished_total: Requests that ended, by reason.
       evicted_pages_total: Pages that left the prefix cache, by engine.prefix_cache.EvictionReason.
+      evicted_age_s_total: Seconds since the last use of those pages, summed, likewise.
       exported_pages_total: Pages moved to host memory.
       imported_pages_total: Pages brought back from it.
       progress_s: When a step was last completed, or work arrived at an idle engine. With requests
@@ -194,6 +195,7 @@ class Load:
     output_tokens_total: int
     finished_total: dict[FinishReason, int]
     evicted_pages_total: dict[str, int] = field(default_factory=dict)
+    evicted_age_s_total: dict[str, float] = field(default_factory=dict)
     exported_pages_total: int = 0
     imported_pages_total: int = 0
     progress_s: float

@@ -210,6 +210,7 @@ def load_info(
         compile_events_since_ready=compile_events_since_ready,
         finished_total={reason.value: count for reason, count in load.finished_total.items()},
         evicted_pages_total=load.evicted_pages_total,
+        evicted_age_s_total=load.evicted_age_s_total,
         exported_pages_total=load.exported_pages_total,
         imported_pages_total=load.imported_pages_total,
         predicted_wait_s=load.predicted_wait_s,

@@ -321,7 +321,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_queued", "num_usable_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready", "finished_total", "num_cached_pages", "num_host_pages", "queued_tokens", "cached_tokens_total", "evicted_pages_total", "exported_pages_total", "imported_pages_total", "is_paused", "predicted_wait_s", "refused_total")
+    __slots__ = ("num_running", "num_queued", "num_usable_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready", "finished_total", "num_cached_pages", "num_host_pages", "queued_tokens", "cached_tokens_total", "evicted_pages_total", "exported_pages_total", "imported_pages_total", "is_paused", "predicted_wait_s", "refused_total", "evicted_age_s_total")
     class FinishedTotalEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -343,6 +343,13 @@ class GetLoadResponse(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class EvictedAgeSTotalEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_USABLE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +371,7 @@ class GetLoadResponse(_message.Message):
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     REFUSED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_AGE_S_TOTAL_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_queued: int
     num_usable_pages: int
@@ -385,7 +393,8 @@ class GetLoadResponse(_message.Message):
     is_paused: bool
     predicted_wait_s: float
     refused_total: _containers.ScalarMap[str, int]
-    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_usable_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ..., finished_total: _Optional[_Mapping[str, int]] = ..., num_cached_pages: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., cached_tokens_total: _Optional[int] = ..., evicted_pages_total: _Optional[_Mapping[str, int]] = ..., exported_pages_total: _Optional[int] = ..., imported_pages_total: _Optional[int] = ..., is_paused: _Optional[bool] = ..., predicted_wait_s: _Optional[float] = ..., refused_total: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    evicted_age_s_total: _containers.ScalarMap[str, float]
+    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_usable_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ..., finished_total: _Optional[_Mapping[str, int]] = ..., num_cached_pages: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., cached_tokens_total: _Optional[int] = ..., evicted_pages_total: _Optional[_Mapping[str, int]] = ..., exported_pages_total: _Optional[int] = ..., imported_pages_total: _Optional[int] = ..., is_paused: _Optional[bool] = ..., predicted_wait_s: _Optional[float] = ..., refused_total: _Optional[_Mapping[str, int]] = ..., evicted_age_s_total: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -129,6 +129,7 @@ class FakeEngine:
             queued_tokens=13,
             cached_tokens_total=14,
             evicted_pages_total={"capacity": 15},
+            evicted_age_s_total={"capacity": 20.5},
             exported_pages_total=16,
             imported_pages_total=17,
             predicted_wait_s=18.5,
