@@ -47,8 +47,8 @@ class ChunkBudget:
             return most
         start = next((state.num_computed_tokens for state in running if state.is_prefilling), 0)
         for chunk in reversed(self._shapes.chunks):
-            length = min(chunk, most)
-            key = self._shapes.key_for(num_decodes, length)
+            key = self._shapes.key_for(num_decodes, min(chunk, most))
+            length = min(key.chunk, most)  # no fewer than the step takes in any case
             predicted_s = self._costs.step_s(
                 key,
                 decode_kv_tokens=decode_kv_tokens,
@@ -56,7 +56,8 @@ class ChunkBudget:
             )
             if predicted_s * self._drift <= self._target_s:
                 return length
-        return min(self._shapes.chunks[0], most)  # prompts advance in any case
+        # Prompts advance in any case.
+        return min(self._shapes.key_for(num_decodes, 1).chunk, most)
 
     def observe(self, schedule: Schedule, measured_s: float) -> None:
         """Learns from a step how far predictions are off."""

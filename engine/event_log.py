@@ -14,8 +14,10 @@ prompts and outputs: it is as private as they are.
 
 import dataclasses
 import json
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,6 +25,8 @@ from ..configs.engine_config import EngineConfig
 from .request import FinishReason
 from .schedule import RequestState, Schedule
 from .step_costs import StepCosts
+
+logger = logging.getLogger(__name__)
 
 VERSION = 1
 
@@ -124,18 +128,28 @@ class EventLog:
     def close(self) -> None:
         """See Recorder."""
         self._room = 0
-        self._file.close()
+        with self._tolerant():
+            self._file.close()
 
     def _write(self, **record: Any) -> None:
         line = json.dumps(record, separators=(",", ":")) + "\n"
-        if len(line) > self._room:
-            if self._room > 0:
+        with self._tolerant():
+            if len(line) <= self._room:
+                self._room -= len(line)
+                self._file.write(line)
+            elif self._room > 0:
+                self._room = 0
                 self._file.write('{"op":"full"}\n')
                 self._file.flush()
+
+    @contextmanager
+    def _tolerant(self) -> Generator[None]:
+        """A log that cannot be written, the disk being full, ends; the engine goes on."""
+        try:
+            yield
+        except OSError:
+            logger.exception("the event log ends here")
             self._room = 0
-            return
-        self._room -= len(line)
-        self._file.write(line)
 
 
 def plan_of(schedule: Schedule) -> dict[str, Any]:

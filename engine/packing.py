@@ -130,6 +130,11 @@ def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
     """The upload of one step. A fresh array each time: the device may still read the last."""
     packed = np.zeros(layout.size, np.int32)
     part = layout.split(packed)
+    inserts = [chunk.state for chunk in schedule.chunks if chunk.is_insert]
+    # What did not fit would be lost without a word, and a row would read page 0.
+    assert len(schedule.page_entries) <= len(part["page_entries"]), "too many page entries"
+    assert len(inserts) <= len(part["slot_rows"]), "too many inserts"
+    assert len(schedule.chunks) <= len(part["segments"]), "too many chunks"
     beyond = layout.num_slots + np.arange(layout.size, dtype=np.int32)
     part["slot_rows"][:, SLOT] = beyond[: len(part["slot_rows"])]
     part["page_entries"][:, ENTRY_SLOT] = beyond[: len(part["page_entries"])]
@@ -140,7 +145,6 @@ def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
     part["decode_slots"][: len(schedule.decodes)] = [state.slot for state in schedule.decodes]
     for row, entry in zip(part["page_entries"], schedule.page_entries, strict=False):
         row[:] = entry.slot, entry.column, entry.page
-    inserts = [chunk.state for chunk in schedule.chunks if chunk.is_insert]
     for row, state in zip(part["slot_rows"], inserts, strict=False):
         sampling = state.request.sampling
         row[:STOP_IDS] = (

@@ -64,10 +64,10 @@ def replay(lines: Iterable[str], *, request_id: str | None = None) -> Replay:
         if record["op"] != "note":
             try:
                 player.play(record)
-            except (KeyError, TypeError, IndexError) as error:
-                raise ReplayError(f"line {number}: cannot be replayed: {error!r}") from error
             except ReplayError as error:
                 raise ReplayError(f"line {number}: {error}") from error
+            except (KeyError, TypeError, IndexError, ValueError) as error:
+                raise ReplayError(f"line {number}: cannot be replayed: {error!r}") from error
             player.scheduler.check()
         if request_id is not None:
             found.story += _about(record, request_id)
@@ -107,6 +107,7 @@ class _Player:
         if not record["made"]:
             return
         schedule = self.scheduler.schedule(at_s)
+        self.scheduler.take_preempted()
         if schedule is None:
             _compare("plan", record["plan"], None)
             return

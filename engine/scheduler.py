@@ -148,7 +148,7 @@ class Scheduler(Places):
         state = self._next(now_s) if self.running else None
         if state is None:
             return
-        if not self._could_fit(state):
+        if not self.waiting.may_displace(state, self.running[-1]) or not self._could_fit(state):
             return
         while self.running and self.waiting.may_displace(state, self.running[-1]):
             if self._free_slots:

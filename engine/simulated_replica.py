@@ -180,7 +180,8 @@ class SimulatedReplica:
             num_chunk_tokens += chunk.length
             chunk_kv += chunk_kv_tokens(chunk.start, chunk.length)
             tenant = chunk.state.request.tenant
-            fresh = 0 if chunk.state.num_preemptions else chunk.length
+            end = chunk.start + chunk.length
+            fresh = max(0, end - max(chunk.start, chunk.state.num_charged_tokens))
             self.served[tenant] = self.served.get(tenant, 0) + fresh
             if ledger is not None:
                 request_id = chunk.state.request.request_id

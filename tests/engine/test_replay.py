@@ -1,9 +1,11 @@
 """An event log reproduces a run: every plan, every event, every page; and shows any difference."""
 
+import errno
+import io
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, override
 
 import pytest
 
@@ -13,7 +15,15 @@ from octavo.engine.event_log import EventLog
 from octavo.engine.replay import ReplayError, replay
 from octavo.engine.request import FinishReason
 
-from .fakes import VOCAB_SIZE, Clock, add_request, fake_engine, request, small_config
+from .fakes import (
+    VOCAB_SIZE,
+    Clock,
+    add_request,
+    fake_engine,
+    finish,
+    request,
+    small_config,
+)
 
 POLICIES: tuple[PolicyName, ...] = ("fcfs", "priority", "fair", "deadline")
 
@@ -185,3 +195,31 @@ def test_the_story_of_one_request(tmp_path: Path) -> None:
     assert (queued["kind"], queued["prompt_tokens"], queued["tenant"]) == ("queued", 10, "t")
     assert (admitted["kind"], admitted["cached_tokens"]) == ("admitted", 8)
     assert (admitted["miss"], admitted["miss_at_token"]) == ("page_border", 8)
+
+
+class _FullDisk(io.StringIO):
+    @override
+    def write(self, text: str, /) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_ends_the_log_and_not_the_engine(tmp_path: Path) -> None:
+    """Fails if an error of the log reaches the engine thread, which would hang every request."""
+    log = EventLog(tmp_path / "log", 1 << 30)
+    log._file.close()
+    log._file = _FullDisk()
+    engine, _ = fake_engine(recorder=log)
+    add_request(engine, request("a", range(10), max_tokens=3))
+    answers = finish(engine)
+    assert len(answers["a"].token_ids) == 3
+    log.close()
+
+
+def test_a_record_that_comes_twice_is_an_error_of_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    _random_run(path, 2, "fcfs")
+    lines = _lines(path)
+    added = next(line for line in lines if '"op":"add"' in line)
+    at = lines.index(added)
+    with pytest.raises(ReplayError, match=rf"^line {at + 2}: cannot be replayed: ValueError"):
+        replay([*lines[: at + 1], added, *lines[at + 1 :]])
