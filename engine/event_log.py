@@ -9,7 +9,7 @@ One JSON object a line, "op" first:
   note    anything else that was decided outside the scheduler: refused, paused, resumed
 Times are those of the clock that the engine was given. The scheduler is a function of these inputs,
 so `engine.replay` runs them again and must find the same decisions. The log holds token ids of
-prompts and outputs: it is as private as they are.
+prompts and outputs, and cache salts: it is as private as they are.
 """
 
 import dataclasses

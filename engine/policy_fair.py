@@ -20,9 +20,10 @@ class FairQueue:
 
     A tenant's counter is the tokens that were computed for it (prompt tokens that were not cached,
     and output tokens) over its weight. While tenants have requests waiting their counters stay
-    within a bound of each other, and no slot stays empty. A tenant that comes back after a pause
-    starts at the lowest counter of those who are there: pauses save nothing up. Source: Sheng et
-    al., Fairness in Serving Large Language Models, https://arxiv.org/abs/2401.00588, algorithm 2.
+    within a bound of each other. A tenant that comes back after a pause starts at the lowest
+    counter of those who are there: pauses save nothing up. Source: Sheng et al., Fairness in
+    Serving Large Language Models, https://arxiv.org/abs/2401.00588, algorithm 2. Theirs leaves no
+    slot empty; here one in SLOTS_PER_KEPT may stay so, for the next request of others (`may_start`).
     """
 
     keeps_count = True

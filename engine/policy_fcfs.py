@@ -55,7 +55,7 @@ class FcfsQueue:
         return False
 
     def charge(self, state: RequestState, num_tokens: int) -> None:
-        """Not called."""
+        """Nobody keeps count."""
 
     def depart(self, state: RequestState) -> None:
         """Nobody keeps count."""
