@@ -23,7 +23,7 @@ class FairQueue:
     within a bound of each other. A tenant that comes back after a pause starts at the lowest
     counter of those who are there: pauses save nothing up. Source: Sheng et al., Fairness in
     Serving Large Language Models, https://arxiv.org/abs/2401.00588, algorithm 2. Theirs leaves no
-    slot empty; here one in SLOTS_PER_KEPT may stay so, for the next request of others (`may_start`).
+    slot empty; here one in SLOTS_PER_KEPT may stay so, for others' next request (`may_start`).
     """
 
     keeps_count = True
