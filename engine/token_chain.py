@@ -1,8 +1,8 @@
 """TokenChain: a request's tokens as the prefix cache names them, page by page. No JAX.
 
 Each full page has a key that stands for everything up to its end: a hash over the key before it and
-the page's own ids. The first key begins with who may share it: tenant, salt, adapter. Every part is
-typed and preceded by its length, so no two different sequences of parts are the same bytes. Cases:
+the page's own ids. The first key begins with who may share it: tenant, salt, adapter. Parts are
+typed (engine/typed_hash.py), so no two different sequences of them are the same bytes. Cases:
 a salt that collided with an adapter's name (https://github.com/vllm-project/vllm/issues/44701), an
 adapter replaced under its name (https://github.com/vllm-project/vllm/issues/30931).
 """
@@ -11,7 +11,8 @@ import hashlib
 from array import array
 from collections.abc import Iterable
 
-KEY_BYTES = 16
+from .typed_hash import DIGEST_BYTES, part_header, typed_hash
+
 _ID_BYTES = array("i").itemsize
 
 
@@ -23,20 +24,11 @@ def root_key(*, tenant: str, salt: str, adapter: int = 0) -> bytes:
       salt: What the request adds; "" is the same as none.
       adapter: Load generation of the adapter that computes the KV, not its name; 0: none.
     """
-    return _key(
+    return typed_hash(
         (b"tenant", tenant.encode("utf-8", "surrogatepass")),
         (b"salt", salt.encode("utf-8", "surrogatepass")),
         (b"adapter", adapter.to_bytes(8, "little")),
     )
-
-
-def _key(*parts: tuple[bytes, bytes]) -> bytes:
-    digest = hashlib.blake2b(digest_size=KEY_BYTES)
-    for kind, value in parts:
-        for word in (kind, value):
-            digest.update(len(word).to_bytes(8, "little"))
-            digest.update(word)
-    return digest.digest()
 
 
 class TokenChain:
@@ -52,13 +44,7 @@ class TokenChain:
         self.root = root
         self.page_size = page_size
         self._page_bytes = page_size * _ID_BYTES
-        # What is hashed for every page but the parent's key and the ids.
-        self._ids_prefix = b"".join(
-            (
-                *(len(b"ids").to_bytes(8, "little"), b"ids"),
-                self._page_bytes.to_bytes(8, "little"),
-            )
-        )
+        self._ids_header = part_header(b"ids", self._page_bytes)  # the same for every page
         self._ids = bytearray()
         self._keys: list[bytes] = []
         self.extend(ids)
@@ -82,8 +68,9 @@ class TokenChain:
             parent = self._keys[-1] if self._keys else self.root
             num_full = len(self._ids) // self._page_bytes
             assert len(self._keys) < num_full, "only a full page has a key"
-            digest = hashlib.blake2b(parent, digest_size=KEY_BYTES)  # of fixed length, always first
-            digest.update(self._ids_prefix)
+            # The parent's key needs no header: it is always first, and of one length.
+            digest = hashlib.blake2b(parent, digest_size=DIGEST_BYTES)
+            digest.update(self._ids_header)
             digest.update(self.ids(len(self._keys)))
             self._keys.append(digest.digest())
         return self._keys[page]
