@@ -9,7 +9,9 @@ One JSON object a line, "op" first:
   note    anything else that was decided outside the scheduler: refused, paused, resumed
 Times are those of the clock that the engine was given. The scheduler is a function of these inputs,
 so `engine.replay` runs them again and must find the same decisions. The log holds token ids of
-prompts and outputs, and cache salts: it is as private as they are.
+prompts and outputs: it is as private as they are. A cache salt is a secret that outlives its prompt
+and lets whoever knows it share pages, so of a salt there is a digest: it parts and joins the same
+prompts, which is all that a decision depends on.
 """
 
 import dataclasses
@@ -25,6 +27,7 @@ from ..configs.engine_config import EngineConfig
 from .request import FinishReason
 from .schedule import RequestState, Schedule
 from .step_costs import StepCosts
+from .typed_hash import typed_hash
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +99,7 @@ class EventLog:
     def add(self, state: RequestState, at_s: float) -> None:
         """See Recorder."""
         request = dataclasses.asdict(state.request)
+        request["cache_salt"] = _digest_of(state.request.cache_salt)
         self._write(op="add", at_s=at_s, max_tokens=state.max_tokens, request=request)
 
     def end(self, request_id: str, reason: FinishReason, at_s: float) -> None:
@@ -150,6 +154,11 @@ class EventLog:
         except OSError:
             logger.exception("the event log ends here")
             self._room = 0
+
+
+def _digest_of(salt: str) -> str:
+    """Stands for a salt. None, "", is itself, lest a prompt without look as if it had one."""
+    return salt and typed_hash((b"salt", salt.encode("utf-8", "surrogatepass"))).hex()
 
 
 def plan_of(schedule: Schedule) -> dict[str, Any]:

@@ -188,11 +188,12 @@ def _compare(what: str, logged: Any, found: Any) -> None:
 
 
 def _about(record: dict[str, Any], request_id: str) -> list[dict[str, Any]]:
-    """What a record says of one request, without the token ids."""
+    """What a record says of one request, without the token ids and what stands for its salt."""
     op = record["op"]
     if op == "add" and record["request"]["request_id"] == request_id:
         request = dict(record["request"])
         num_tokens = len(request.pop("prompt_token_ids"))
+        request.pop("cache_salt", None)
         return [{"at_s": record["at_s"], "kind": "queued", "prompt_tokens": num_tokens} | request]
     if op in ("end", "note") and record.get("request_id") == request_id:
         kind = record.get("what", "ended")

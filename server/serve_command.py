@@ -27,7 +27,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "event_log",
         None,
         "New file that gets everything the scheduler is told and decides, for `octavo replay`. It "
-        "holds the token ids of prompts and outputs, and cache salts.",
+        "holds the token ids of prompts and outputs, and of cache salts a digest.",
         flag_values=values,
     )
     flags.DEFINE_integer(

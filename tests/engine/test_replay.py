@@ -56,8 +56,9 @@ def _random_run(path: Path, seed: int, policy: PolicyName, max_bytes: int = 1 <<
                 deadline_s=clock.now_s + rng.randint(1, 30) if rng.random() < 0.3 else None,
                 tenant=rng.choice("abc"),
                 priority=rng.randint(0, 3),
-                cache_salt=rng.choice(["", "", "salt"]),
+                cache_salt=rng.choice(["", "", "salt", "pepper"]),
                 ttft_target_s=rng.choice([None, 0.5, 3.0]),
+                tpot_target_s=rng.choice([None, 0.001, 0.0012]),
                 prompt_logprobs=rng.random() < 0.1,
                 ignore_eos=rng.random() < 0.5,
                 seed=rng.randint(0, 5),
@@ -195,6 +196,29 @@ def test_the_story_of_one_request(tmp_path: Path) -> None:
     assert (queued["kind"], queued["prompt_tokens"], queued["tenant"]) == ("queued", 10, "t")
     assert (admitted["kind"], admitted["cached_tokens"]) == ("admitted", 8)
     assert (admitted["miss"], admitted["miss_at_token"]) == ("page_border", 8)
+
+
+def test_a_salt_is_in_neither_log_nor_story_and_still_parts_and_joins(tmp_path: Path) -> None:
+    """Whoever knows a salt can share its pages. Breaks if salts are left out: all would share."""
+    path = tmp_path / "log"
+    log = EventLog(path, 1 << 20)
+    engine, _ = fake_engine(recorder=log)
+    salts = ["cumin", "clove", "", "cumin", "clove", ""]
+    for number, salt in enumerate(salts):
+        add_request(engine, request(f"r{number}", range(10), max_tokens=3, cache_salt=salt))
+        while engine.has_work:
+            engine.step()
+    log.close()
+    stories = [replay(_lines(path), request_id=f"r{number}").story for number in range(6)]
+    assert [admitted["cached_tokens"] for _, admitted in stories] == [0, 0, 0, 8, 8, 8]
+    assert "cumin" not in path.read_text()
+    assert "clove" not in path.read_text()
+    added = [json.loads(line)["request"] for line in _lines(path) if '"op":"add"' in line]
+    logged = [one["cache_salt"] for one in added]
+    assert logged[:3] == logged[3:]
+    assert len(set(logged)) == 3
+    assert logged[2] == ""
+    assert not any("cache_salt" in part for story in stories for part in story)
 
 
 class _FullDisk(io.StringIO):
