@@ -40,9 +40,6 @@ _OVERLOAD_REASONS = {
     "max_tenant_tokens": "TENANT_TOKENS",
 }
 
-MAX_RETRY_S = 86_400.0
-"""A longer wait is no forecast any more."""
-
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -125,13 +122,12 @@ def invalid_field(error: InvalidRequest, request: pb.GenerateRequest) -> Refusal
 
 def overload(error: Overloaded) -> Refusal:
     """A refusal for load, with its bound and the time to retry."""
-    retry_after_s = min(max(error.retry_after_s, 0.0), MAX_RETRY_S)
     return Refusal(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         _OVERLOAD_REASONS.get(error.bound, "OVERLOADED"),
         str(error),
-        metadata={"bound": error.bound, "retry_after_s": f"{retry_after_s:.3f}"},
-        retry_after_s=retry_after_s,
+        metadata={"bound": error.bound},
+        retry_after_s=error.retry_after_s,
     )
 
 

@@ -90,7 +90,7 @@ class Server:
             grace_s=config.withdrawal_grace_s,
             on_stage=on_drain_stage,
         )
-        gate = ConcurrencyGate(config.max_concurrent_calls)
+        gate = ConcurrencyGate(config.max_concurrent_calls, clock)
         self._server = grpc.aio.server(
             interceptors=[CallInterceptor()], options=_channel_options(config)
         )

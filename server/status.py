@@ -40,7 +40,7 @@ class Refusal(Exception):
       reason: One word in capitals for programs, such as QUEUE_FULL.
       message: One sentence for people; what is too long for a status is cut out of its middle.
       field: Path of the request's field that is at fault, or None.
-      metadata: More for programs, by name.
+      metadata: More for programs, by name; "retry_after_s" is added where that is known.
       retry_after_s: In how many seconds the same request may be let in, or None if nobody knows.
     """
 
@@ -62,6 +62,8 @@ class Refusal(Exception):
         self.field = field
         self.metadata = dict(metadata or {})
         self.retry_after_s = retry_after_s
+        if retry_after_s is not None:  # for clients that cannot unpack RetryInfo
+            self.metadata["retry_after_s"] = f"{retry_after_s:.3f}"
 
     def to_status(self) -> grpc.Status:
         """The status with its google.rpc details.

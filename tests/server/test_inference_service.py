@@ -13,7 +13,6 @@ from octavo.server import call_interceptor
 from octavo.server import octavo_pb2 as pb
 from octavo.server.concurrency import ConcurrencyGate
 from octavo.server.inference_service import InferenceService
-from octavo.server.reply import Reply
 from octavo.server.server import MAX_RECEIVE_BYTES
 from octavo.server.status import Refusal
 
@@ -443,43 +442,6 @@ def test_an_engine_error_is_one_failed_event_and_status_ok() -> None:
     asyncio.run(scenario())
 
 
-def test_concurrency_limit_holds_in_every_wave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 10.5: counts handlers inside, through refusals and cancels, four waves of five."""
-    inside, most = 0, 0
-    send = Reply.send
-
-    async def counted(self: Reply) -> None:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        try:
-            await send(self)
-        finally:
-            inside -= 1
-
-    monkeypatch.setattr(Reply, "send", counted)
-
-    async def scenario() -> None:
-        async with running(max_concurrent_calls=2) as at:
-            for wave in range(4):
-                calls = [at.inference.Generate(request(max_tokens=100)) for _ in range(5)]
-                firsts = await asyncio.gather(
-                    *(call.read() for call in calls), return_exceptions=True
-                )
-                errors = [first for first in firsts if isinstance(first, grpc.aio.AioRpcError)]
-                assert len(errors) == 3, f"wave {wave}"
-                assert {reason_of(error) for error in errors} == {"TOO_MANY_CALLS"}
-                assert inside == 2
-                for call in calls:
-                    call.cancel()
-                await eventually(lambda: inside == 0)
-                at.engine.step()
-                await eventually(lambda: len(at.server.router) == 0)
-            assert most == 2
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize(
     "raw", [b"\xff\xff\xff", b"\x1a\x02\xed\xa0"], ids=["no proto", "no UTF-8"]
 )
@@ -549,7 +511,7 @@ def test_an_expired_deadline_runs_nothing() -> None:
             service = InferenceService(
                 at.server.lifecycle,
                 at.server.router,
-                ConcurrencyGate(1),
+                ConcurrencyGate(1, lambda: 0.0),
                 clock=lambda: 0.0,
                 new_request_id=lambda: "a",
             )

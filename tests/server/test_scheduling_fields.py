@@ -124,11 +124,6 @@ def test_a_refusal_for_load_says_which_bound_and_when_to_retry() -> None:
                 delay = detail(error, RetryInfo).retry_delay
                 assert (delay.seconds, delay.nanos) == (2, 345_600_000)
                 assert len(at.server.router) == 0
-            # Forecasts beyond reason arrive, and stay numbers.
-            for said_s, sent_s in ((math.inf, 86_400), (-1.0, 0)):
-                at.engine.refusal = Overloaded("much is waiting", "max_num_queued", said_s)
-                error = await refused(at.inference.Generate(request()).read())
-                assert detail(error, RetryInfo).retry_delay.ToSeconds() == sent_s
             at.engine.refusal = None
             error = await refused(at.inference.Generate(request(max_tokens=0)).read())
             info = detail(error, ErrorInfo)
