@@ -33,7 +33,8 @@ class SchedulingConfig:
     Attributes:
       policy: In which order requests are admitted. "fcfs": as they came. "priority": the higher
         first, with ageing. "fair": tenants get equal (or weighted) shares of the tokens.
-        "deadline": whose first token is due first.
+        "deadline": whose first token is due first, and prompt chunks shrink beside requests with
+        a target for further tokens.
       prefix_cache: Whether pages of KV are kept for later prompts that begin alike.
       inter_token_target_ms: Prompt chunks shrink until a step is predicted to take no longer than
         this while requests decode beside them. None: chunks are as large as they may be.

@@ -2,10 +2,12 @@
 
 Decode rows run in every step, so a step that takes long delays every stream by that much. Where
 there is a target for the time between tokens, the chunk is the largest whose step is predicted to
-keep it. Predictions are what was measured at start, times how far the last steps were off: a busy
+keep it. Under the policy "deadline" the targets of the decode rows count as well as that of the
+engine. Predictions are what was measured at start, times how far the last steps were off: a busy
 machine, or attention that grows with the context, corrects itself.
 """
 
+import math
 from collections.abc import Sequence
 
 from ..configs.engine_config import EngineConfig
@@ -28,36 +30,61 @@ class ChunkBudget:
         self._shapes = StepShapes.from_config(config)
         self._costs = costs
         target_ms = config.scheduling.inter_token_target_ms
-        self._target_s = None if target_ms is None else target_ms / 1000
+        self._target_s = math.inf if target_ms is None else target_ms / 1000
+        self._keeps_row_targets = config.scheduling.policy == "deadline"
         self._drift = 1.0
 
     def tokens(
-        self, running: Sequence[RequestState], *, num_decodes: int, decode_kv_tokens: int
+        self,
+        running: Sequence[RequestState],
+        decodes: Sequence[RequestState],
+        *,
+        decode_kv_tokens: int,
     ) -> int:
         """Prompt tokens that the next step may take.
 
+        A row whose target not even the smallest chunk keeps slows no prompt down: its target does
+        not count, as with first tokens that cannot come in time (engine.policy_deadline). That of
+        the engine always does; below it prompts advance by the smallest chunk.
+
         Args:
           running: Who runs; the first of them that prefills says how long the contexts are.
-          num_decodes: Decode rows of the step.
+          decodes: Decode rows of the step.
           decode_kv_tokens: Their contexts, summed.
         """
-        config = self._config
+        config, num_decodes = self._config, len(decodes)
         most = min(config.prefill_chunk_tokens, config.token_budget - num_decodes)
-        if self._target_s is None or not num_decodes:
+        row_targets_s = self._row_targets_s(decodes)
+        if not decodes or (self._target_s == math.inf and not row_targets_s):
             return most
         start = next((state.num_computed_tokens for state in running if state.is_prefilling), 0)
-        for chunk in reversed(self._shapes.chunks):
-            key = self._shapes.key_for(num_decodes, min(chunk, most))
-            length = min(key.chunk, most)  # no fewer than the step takes in any case
-            predicted_s = self._costs.step_s(
-                key,
+
+        def predicted_s(length: int) -> float:
+            step_s = self._costs.step_s(
+                self._shapes.key_for(num_decodes, length),
                 decode_kv_tokens=decode_kv_tokens,
                 chunk_kv_tokens=chunk_kv_tokens(start, length),
             )
-            if predicted_s * self._drift <= self._target_s:
-                return length
-        # Prompts advance in any case.
-        return min(self._shapes.key_for(num_decodes, 1).chunk, most)
+            return step_s * self._drift
+
+        # No fewer than the step takes in any case.
+        lengths = [
+            min(self._shapes.key_for(num_decodes, min(chunk, most)).chunk, most)
+            for chunk in self._shapes.chunks
+        ]
+        least_s = predicted_s(lengths[0])
+        kept_s = min((each for each in row_targets_s if each >= least_s), default=math.inf)
+        target_s = min(self._target_s, kept_s)
+        return next(
+            (length for length in reversed(lengths) if predicted_s(length) <= target_s), lengths[0]
+        )
+
+    def _row_targets_s(self, decodes: Sequence[RequestState]) -> list[float]:
+        """Of those rows that have one, if they count."""
+        if not self._keeps_row_targets:
+            return []
+        targets_s = (state.request.tpot_target_s for state in decodes)
+        return [each for each in targets_s if each is not None]
 
     def observe(self, schedule: Schedule, measured_s: float) -> None:
         """Learns from a step how far predictions are off."""

@@ -68,8 +68,9 @@ class Request:
       priority: The higher goes first, under the policy "priority".
       request_class: What kind it is, such as "chat"; a label for reports.
       ttft_target_s: When its first token is due after arrival. None: no target.
-      tpot_target_s: Seconds that each further token may take; for reports, nothing is scheduled by
-        it yet. None: no target.
+      tpot_target_s: Seconds that each further token may take. Under the policy "deadline" prompt
+        chunks beside it shrink to keep that, where they can; else a label for reports. None: no
+        target.
       cache_salt: Parts the prefix cache further: only prompts with the same salt share pages.
       reads_prefix_cache: Whether pages of earlier prompts may stand in for computing its own.
     """

@@ -90,9 +90,10 @@ class Scheduler(Places):
         self._displace(step, now_s)
         self._run_decodes(step, now_s)
         num_decodes = len(step.decodes)
-        step.budget = self._budget.tokens(
-            self.running, num_decodes=num_decodes, decode_kv_tokens=step.decode_kv_tokens
-        )
+        if self._num_prefilling or (self.waiting and self._free_slots):  # not in most steps
+            step.budget = self._budget.tokens(
+                self.running, step.decodes, decode_kv_tokens=step.decode_kv_tokens
+            )
         if self._num_prefilling:
             self._continue_prompts(step, now_s)
         if self.waiting:

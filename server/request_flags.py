@@ -10,7 +10,10 @@ from .command_line import UsageError, check_utf8
 
 _TARGETS = {
     "ttft_target_ms": "Milliseconds after which the first token is due. Default: no target.",
-    "tpot_target_ms": "Milliseconds a further token may take; recorded only. Default: no target.",
+    "tpot_target_ms": (
+        "Milliseconds that each further token may take; kept where it can be under "
+        "--policy=deadline. Default: no target."
+    ),
     "queue_ttl_ms": (
         "Milliseconds that the request may wait for a slot before it ends by deadline. Default: "
         "what the server allows."

@@ -53,7 +53,8 @@ def define_scheduling_flags(values: flags.FlagValues) -> None:
         defaults.policy,
         list(get_args(PolicyName)),
         "Who gets a slot first. fcfs: who came first. priority: the higher, with ageing. fair: "
-        "tenants share the tokens. deadline: whose first token is due first.",
+        "tenants share the tokens. deadline: whose first token is due first, and targets for "
+        "further tokens are kept too.",
         flag_values=values,
     )
     flags.DEFINE_bool(

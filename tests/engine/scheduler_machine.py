@@ -105,6 +105,7 @@ class SchedulerMachine(CountedMachine):
             deadline_s=None if patience is None or flags & 1 else now_s + patience,
             queue_ttl_s=None if patience is None or not flags & 1 else float(patience),
             ttft_target_s=None if patience is None else float(patience),
+            tpot_target_s=None if patience is None else patience / 2000,
         )
         self.num_added += 1
         max_tokens = min(max_tokens, self.most - len(prompt))

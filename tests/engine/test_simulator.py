@@ -39,6 +39,7 @@ def _streams(rate_per_s: float) -> list[Stream]:
             prefix_tokens=17,
             priority=2,
             ttft_target_s=0.05,
+            tpot_target_s=0.0012,
         ),
         Stream(
             tenant="b",
