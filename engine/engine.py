@@ -216,8 +216,7 @@ class Engine:
     @property
     def prefill_tokens_per_s(self) -> float:
         """Prompt tokens that it is predicted to compute in a second, with nothing beside."""
-        tokens = self.config.prefill_chunk_tokens
-        return tokens / self._costs.prefill_s(0, tokens)
+        return self._costs.prefill_tokens_per_s
 
     def take_progress(self) -> list[Progress]:
         """What happened to requests since the last call, for admission."""

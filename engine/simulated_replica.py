@@ -93,9 +93,8 @@ class SimulatedReplica:
             max_host_pages=deployment.max_host_pages,
             keeps_events=deployment.keeps_events,
         )
-        self.tokens_per_s = _prefill_tokens_per_s(costs)
         self.ledger = (
-            AdmissionLedger(config, prefill_tokens_per_s=self.tokens_per_s, now_s=0.0)
+            AdmissionLedger(config, prefill_tokens_per_s=costs.prefill_tokens_per_s, now_s=0.0)
             if deployment.has_ledger
             else None
         )
@@ -143,7 +142,7 @@ class SimulatedReplica:
         """Seconds that a request would wait for its first chunk if it came now."""
         if self.ledger is not None:
             return self.ledger.predicted_wait_s(now_s)
-        return self.scheduler.queued_tokens / self.tokens_per_s
+        return self.scheduler.queued_tokens / self._costs.prefill_tokens_per_s
 
     def advance(self, until_s: float) -> None:
         """Does everything that begins before `until_s`."""
@@ -271,9 +270,3 @@ class SimulatedReplica:
         self.output_tokens_total += count * num_rows
         for row in rows:
             self.served[row.request.tenant] += count
-
-
-def _prefill_tokens_per_s(costs: StepCosts) -> float:
-    """Of prompts that are computed in the largest chunks."""
-    key = max(costs.base_s, key=lambda key: (key.chunk, -key.rows))
-    return key.chunk / costs.base_s[key]

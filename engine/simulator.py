@@ -180,7 +180,7 @@ class Simulator:
                     at_s=at_s,
                     is_serving=True,
                     wait_s=replica.predicted_wait_s(at_s),
-                    tokens_per_s=replica.tokens_per_s,
+                    tokens_per_s=self._fleet.deployment.costs.prefill_tokens_per_s,
                 )
             )
             self.memory.reported(name, at_s)

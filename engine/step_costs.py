@@ -6,6 +6,7 @@ of its whole context, a chunk token that of everything before it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from .step_shapes import StepKey
 
@@ -42,18 +43,23 @@ class StepCosts:
             + chunk_kv_tokens * self.chunk_kv_token_s
         )
 
-    def prefill_s(self, start: int, end: int) -> float:
-        """Of computing tokens [start, end) of one prompt, in the largest chunks, with none beside.
+    @cached_property
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens a second, in the largest chunks, with next to no context and none beside.
 
-        The chunk's executable with the fewest rows; a part of a chunk costs its share.
+        By the chunk's executable with the fewest rows.
         """
         key = max(self.base_s, key=lambda key: (key.chunk, -key.rows))
+        return key.chunk / self.base_s[key]
+
+    def prefill_s(self, start: int, end: int) -> float:
+        """Of computing tokens [start, end) of one prompt at that pace, and reading their contexts.
+
+        A part of a chunk costs its share.
+        """
         num_tokens = end - start
         mean_context = (start + end) / 2
-        return (
-            self.base_s[key] * num_tokens / key.chunk
-            + num_tokens * mean_context * self.chunk_kv_token_s
-        )
+        return num_tokens * (1 / self.prefill_tokens_per_s + mean_context * self.chunk_kv_token_s)
 
     def import_pages_s(self, num_pages: int) -> float:
         """Of bringing pages back from host memory."""

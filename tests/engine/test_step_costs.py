@@ -35,6 +35,7 @@ def test_only_what_was_measured_is_known():
 
 def test_a_prompt_alone_runs_in_the_largest_chunks_with_the_fewest_rows():
     """Breaks if rows that are not there are paid for."""
+    assert COSTS.prefill_tokens_per_s == pytest.approx(64 / 3.0)
     assert COSTS.prefill_s(0, 64) == pytest.approx(3.0 + 64 * 32 * 0.0001)
     assert COSTS.prefill_s(64, 128) == pytest.approx(3.0 + 64 * 96 * 0.0001)
     assert COSTS.prefill_s(0, 16) == pytest.approx(0.75 + 16 * 8 * 0.0001)
