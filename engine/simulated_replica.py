@@ -133,6 +133,7 @@ class SimulatedReplica:
         if self.ledger is not None:
             self.ledger.enter(state, now_s)
         self.scheduler.add(state)
+        self._expect(state)
         self._stop_at[state] = num_output_tokens
         if self.is_idle:
             self._wake_s = now_s
@@ -163,6 +164,7 @@ class SimulatedReplica:
         for state in scheduler.take_preempted():
             if self.ledger is not None:
                 self.ledger.requeued(state.request.request_id, now_s, state.prefill_end)
+                self._expect(state)
         if schedule is not None:
             self._dispatch(schedule, now_s)
         if not self._in_flight:
@@ -171,6 +173,11 @@ class SimulatedReplica:
             self._wake_s = now_s  # there was nothing to read, so the next one is dispatched at once
         else:
             self._wake_s = self._in_flight[0].ready_s
+
+    def _expect(self, state: RequestState) -> None:
+        """Tells the ledger what of a request that begins to wait is not in the prefix cache."""
+        if self.ledger is not None:
+            self.ledger.expect(state.request.request_id, state.num_uncached_tokens)
 
     def _dispatch(self, schedule: Schedule, now_s: float) -> None:
         num_chunk_tokens = chunk_kv = 0

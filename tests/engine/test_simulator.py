@@ -168,6 +168,29 @@ def test_steps_are_read_one_behind():
     assert first_token_s - admitted_s == pytest.approx(replica.busy_s / 5, rel=0.2)
 
 
+def test_the_ledger_knows_what_of_waiting_prompts_is_cached():
+    """As it does beside the engine: after every arrival, hits and preemptions included.
+
+    Breaks if the replica does not tell it what the cache has: it would count prompts in full.
+    """
+    config = small_config(max_num_seqs=8, prefill_chunk_tokens=32, page_size=4)
+    replica = _Recording(_deployment(config, num_pages=60, has_ledger=True)).replica
+    ledger, scheduler = replica.ledger, replica.scheduler
+    assert ledger is not None
+    stream = arrivals(_streams(200.0), seed=1, max_model_len=MAX_MODEL_LEN)
+    most_saved = 0
+    for arrival in (next(stream) for _ in range(150)):
+        replica.advance(arrival.request.arrival_s)
+        replica.submit(arrival.request, arrival.num_output_tokens, arrival.num_output_tokens)
+        assert ledger.queued_tokens == scheduler.queued_tokens
+        most_saved = max(
+            most_saved,
+            sum(state.prefill_end - state.num_uncached_tokens for state in scheduler.waiting),
+        )
+    assert most_saved > 50
+    assert scheduler.preemptions_total > 5
+
+
 def test_a_fleet_runs_the_same_twice_and_spreads_its_load():
     """Breaks if anything but the seed decides, or if the router sends more to some than to others.
 
