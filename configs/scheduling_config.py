@@ -40,7 +40,7 @@ class SchedulingConfig:
         this while requests decode beside them. None: chunks are as large as they may be.
       max_num_queued: Requests that may wait for a slot; one more is refused.
       max_queued_tokens: Prompt tokens that may wait. Those in the prefix cache do not count once
-        the engine has looked; a prompt that comes counts in full.
+        the engine has looked; a prompt that comes counts in full. A longer one may wait alone.
       max_predicted_wait_s: A request that would wait longer for a slot is refused.
       queue_ttl_s: A request that has waited this long for its first slot ends by deadline. A
         request may ask for less.

@@ -29,11 +29,12 @@ class Bound:
     def __init__(
         self,
         *,
-        floor: float = 0.0,
+        floor: int = 0,
         slots: int = 0,
-        room: float = math.inf,
+        room: int | None = None,
         wait_s: float | None = None,
         counts_own: bool = True,
+        takes_any: bool = False,
         start_per_s: float,
         now_s: float,
     ) -> None:
@@ -43,20 +44,23 @@ class Bound:
           floor: How much there is before anything waits. From here on the pace is measured, since
             below it what leaves is limited by what came.
           slots: How much of it is served at once: less, and something idles.
-          room: How much more there may be. infinity: no bound.
+          room: How much more there may be. None: no bound.
           wait_s: Instead of room: what drains in this time, at the present pace.
           counts_own: Whether what a newcomer brings must fit too, or only what is ahead of it.
+          takes_any: Whether a newcomer that exceeds the whole room may come when nothing is there.
           start_per_s: The pace to assume before anything was measured.
           now_s: The time.
         """
         self.used = 0
         self.rate = DrainRate(start_per_s)
-        self._floor, self._room, self._wait_s = floor, room, wait_s
+        self._floor, self._wait_s = floor, wait_s
+        self._room = math.inf if room is None else float(room)
         self._slots = slots
         self._counts_own = counts_own
+        self._takes_any = takes_any
         self._watched_to_s = now_s
-        self._promises: list[tuple[float, int, int]] = []  # (due_s, number, size), sorted
-        self._promised = 0  # their sizes, summed
+        self._promises: list[tuple[float, int, float]] = []  # (due_s, number, expected), sorted
+        self._promised = 0.0  # what is expected, summed
 
     @property
     def room(self) -> float:
@@ -75,9 +79,11 @@ class Bound:
 
     def fits(self, size: int) -> bool:
         """Whether there is a place, promises or not."""
+        if self._takes_any and not self.used:
+            return True
         return self.used + (size if self._counts_own else 0) <= self._floor + self.room
 
-    def earliest_s(self, size: int, now_s: float, kept_share: float) -> float:
+    def earliest_s(self, size: int, now_s: float) -> float:
         """The earliest time at which a newcomer has a place and every promise is still kept.
 
         What would idle is kept for nobody: up to `slots`, and where there is nothing at all, there
@@ -86,7 +92,6 @@ class Bound:
         Args:
           size: What it brings.
           now_s: The time.
-          kept_share: The part of all promises whose clients do come back.
 
         Returns:
           now_s if there is a place at once.
@@ -99,31 +104,41 @@ class Bound:
         if (would_idle or not self._promises) and self.fits(size):
             return now_s
         per_s = self.rate.per_s * PLANNED_SHARE
-        own = size if self._counts_own else 0
+        own = float(size) if self._counts_own else 0.0
+        if self._takes_any:
+            own = min(own, room)
         limit = self._floor + room - max(own, room * MARGIN_SHARE)
         # It goes behind the last promise that it would break. ahead: what is there now, and the
         # promises up to and including this one.
-        ahead = self.used + self._promised * kept_share
-        for due_s, _, promised in reversed(self._promises):
+        ahead = self.used + self._promised
+        for due_s, _, expected in reversed(self._promises):
+            if size + ahead <= limit:
+                break  # even if nothing drained, this one and those before it would be kept
             in_s = max(due_s - now_s, 0.0)
-            at_most = limit if self._counts_own else limit + promised * kept_share
+            at_most = limit if self._counts_own else limit + expected
             if size + ahead - per_s * in_s > at_most:
                 return max(due_s, now_s + (ahead + own - limit) / per_s)
-            ahead -= promised * kept_share
+            ahead -= expected
         if self.fits(size):
             return now_s
         return now_s + max(0.0, ahead + own - limit) / per_s
 
-    def promise(self, due_s: float, number: int, size: int) -> None:
-        """Keeps a place from `due_s` on, until it is released. Numbers tell promises apart."""
-        bisect.insort(self._promises, (due_s, number, size))
-        self._promised += size
+    def promise(self, due_s: float, number: int, expected: float) -> None:
+        """Keeps a place from `due_s` on, until it is released.
 
-    def release(self, due_s: float, number: int, size: int) -> None:
+        Args:
+          due_s: From when on.
+          number: Tells promises apart.
+          expected: What the client will bring, times how likely it is to come.
+        """
+        bisect.insort(self._promises, (due_s, number, expected))
+        self._promised += expected
+
+    def release(self, due_s: float, number: int, expected: float) -> None:
         """Forgets a promise."""
-        at = bisect.bisect_left(self._promises, (due_s, number, size))
+        at = bisect.bisect_left(self._promises, (due_s, number, expected))
         del self._promises[at]
-        self._promised -= size
+        self._promised = self._promised - expected if self._promises else 0.0
 
     def enter(self, size: int, now_s: float) -> None:
         """So much more is there."""
@@ -145,8 +160,8 @@ class Bound:
         """Asserts that the counts are counts and that the promises are in order."""
         assert self.used >= 0, f"{self.used} are in use"
         assert self._promises == sorted(self._promises), "promises are out of order"
-        total = sum(size for _, _, size in self._promises)
-        assert self._promised == total, f"{self._promised} promised, not {total}"
+        total = math.fsum(expected for _, _, expected in self._promises)
+        assert math.isclose(self._promised, total, rel_tol=1e-6, abs_tol=1e-6)
         assert self.rate.per_s > 0
 
     def _watch(self, now_s: float) -> bool:

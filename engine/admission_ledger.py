@@ -7,7 +7,6 @@ that a client who comes back then is let in.
 Pure: the caller brings the time and keeps threads apart.
 """
 
-import math
 import reprlib
 from dataclasses import dataclass
 
@@ -62,7 +61,8 @@ class AdmissionLedger:
     """Counts live requests, refuses what exceeds a bound, and keeps its promises.
 
     `enter` is for whoever submits; the engine tells the rest. What is said of a request that is not
-    live, or is said twice, changes nothing. Time that runs backwards stands still.
+    live, or is said twice, changes nothing. Time that runs backwards stands still, and so does time
+    in a pause: nothing drains then, which says nothing about the pace, and no promise falls due.
     """
 
     def __init__(self, config: EngineConfig, *, prefill_tokens_per_s: float, now_s: float) -> None:
@@ -77,6 +77,8 @@ class AdmissionLedger:
         self._num_seqs = config.max_num_seqs
         self._config = config.scheduling
         self._now_s = now_s
+        self._paused_at_s: float | None = None
+        self._paused_s = 0.0  # in all pauses that have ended
         self._live: dict[str, _Live] = {}
         self._num_queued = 0
         self._tenants = Tenants(config.scheduling)
@@ -84,21 +86,22 @@ class AdmissionLedger:
         requests_per_s = prefill_tokens_per_s / TYPICAL_REQUEST_TOKENS
         wait_s = self._config.max_predicted_wait_s
         self._requests = Bound(
-            floor=float(self._num_seqs),
+            floor=self._num_seqs,
             slots=self._num_seqs,
-            room=float(self._config.max_num_queued),
+            room=self._config.max_num_queued,
             start_per_s=requests_per_s,
             now_s=now_s,
         )
         self._queued_tokens = Bound(
-            room=_or_infinity(self._config.max_queued_tokens),
+            room=self._config.max_queued_tokens,
+            takes_any=True,
             start_per_s=prefill_tokens_per_s,
             now_s=now_s,
         )
         # The predicted wait, twice: until enough requests have ended, and until what is ahead was
         # computed (the prompts under way too; a newcomer's own is not ahead of it).
         self._wait_for_slot = Bound(
-            floor=float(self._num_seqs),
+            floor=self._num_seqs,
             slots=self._num_seqs,
             wait_s=wait_s,
             start_per_s=requests_per_s,
@@ -234,6 +237,18 @@ class AdmissionLedger:
         live.tenant.num_live -= 1
         self._tenants.forget_if_idle(live.tenant.name)
 
+    def pause(self, now_s: float) -> None:
+        """Nothing will drain until `resume`; a second pause changes nothing."""
+        if self._paused_at_s is None:
+            self._advance(now_s)
+            self._paused_at_s = now_s
+
+    def resume(self, now_s: float) -> None:
+        """Time goes on; without a pause nothing changes."""
+        if self._paused_at_s is not None:
+            self._paused_s += max(now_s - self._paused_at_s, 0.0)
+            self._paused_at_s = None
+
     def check(self) -> None:
         """Asserts that all counts are those of the live requests, and nothing else is kept."""
         queued = [live for live in self._live.values() if live.is_queued]
@@ -253,15 +268,20 @@ class AdmissionLedger:
         assert all(0 <= live.work_tokens <= live.num_tokens for live in self._live.values())
         for bound in bounds:
             bound.check()
-        num_promises = sum(tenant.tokens.num_promises for tenant in self._tenants.all())
+        for tenant in self._tenants.all():
+            assert tenant.num_promises == tenant.tokens.num_promises
+            assert 0 < tenant.kept_share <= 1
+        num_promises = sum(tenant.num_promises for tenant in self._tenants.all())
         assert self._requests.num_promises == num_promises == len(self._promises)
         self._promises.check()
 
     def _advance(self, now_s: float) -> float:
-        """Moves on to this time, and says what it is if the clock went backwards."""
-        self._now_s = max(self._now_s, now_s)
+        """Moves on to this time, less all pauses; what it is then, if the clock went backwards."""
+        if self._paused_at_s is not None:
+            now_s = min(now_s, self._paused_at_s)
+        self._now_s = max(self._now_s, now_s - self._paused_s)
         for promise in self._promises.lapse(self._now_s):
-            self._tenants.forget_if_idle(promise.tenant)
+            self._tenants.forget_if_idle(promise.tenant.name)
         return self._now_s
 
     def _check_possible(self, state: RequestState) -> None:
@@ -270,13 +290,6 @@ class AdmissionLedger:
         if request.request_id in self._live:
             raise InvalidRequest(
                 "request_id", request.request_id, "another one: a request with it is live"
-            )
-        most = self._config.max_queued_tokens
-        if most is not None and num_prompt_tokens > most:
-            raise InvalidRequest(
-                "prompt_token_ids",
-                num_prompt_tokens,
-                f"at most {most} tokens long: max_queued_tokens is {most}",
             )
         most = self._config.max_tenant_tokens
         if most is not None and num_prompt_tokens + state.max_tokens > most:
@@ -299,7 +312,7 @@ class AdmissionLedger:
             if all(bound.fits(size) for _, bound, size in asked):
                 return
         early = promises.early(digest, request.request_id)
-        times_s = [bound.earliest_s(size, now_s, promises.kept_share) for _, bound, size in asked]
+        times_s = [bound.earliest_s(size, now_s) for _, bound, size in asked]
         due_s = max(times_s)
         if due_s <= now_s:
             if early is not None:
@@ -312,8 +325,8 @@ class AdmissionLedger:
         else:
             due_s = max(due_s, now_s + MIN_RETRY_S)
             if due_s <= now_s + MAX_RETRY_S:
-                places = tuple((bound, size) for _, bound, size in counts)
-                promises.book(request, digest or digest_of(request), due_s, places)
+                sizes = [(bound, size) for _, bound, size in counts]
+                promises.book(request, live.tenant, digest or digest_of(request), due_s, sizes)
         self._tenants.forget_if_idle(live.tenant.name)
         raise Overloaded(message, name, min(max(due_s - now_s, MIN_RETRY_S), MAX_RETRY_S))
 
@@ -356,7 +369,3 @@ class AdmissionLedger:
         for bound in (self._work, self._queued_tokens) if live.is_queued else (self._work,):
             bound.correct(live.work_tokens - num_tokens, self._now_s)
         live.work_tokens = num_tokens
-
-
-def _or_infinity(bound: int | None) -> float:
-    return math.inf if bound is None else float(bound)

@@ -20,7 +20,7 @@ from .schedule import RequestState
 
 logger = logging.getLogger(__name__)
 
-MAX_NOTES = 1024  # kept until the thread is awake; older ones are lost
+MAX_NOTES = 1024  # kept until the thread is awake; more are only counted
 
 PAUSED_WAKE_S = 0.1
 """How late the deadline of a request may be noticed while the engine is paused."""
@@ -68,11 +68,10 @@ class EngineThread:
         self._changed = threading.Condition()
         self._inbox: deque[RequestState | _Abort] = deque()
         # A request is live from submit until its last output is on its way.
-        self._ledger = AdmissionLedger(
-            engine.config, prefill_tokens_per_s=engine.prefill_tokens_per_s, now_s=clock()
-        )
+        self._ledger = self._make_ledger()
         self._refused_total: Counter[str] = Counter()
-        self._notes: deque[dict[str, Any]] = deque(maxlen=MAX_NOTES)
+        self._notes: list[dict[str, Any]] = []
+        self._num_notes_lost = 0
         self._is_paused = False
         self._is_stopping = False
         self._load = engine.load()
@@ -136,11 +135,12 @@ class EngineThread:
     def pause(self) -> None:
         """No step is dispatched until `resume`, but for one that is being dispatched right now.
 
-        Requests are taken and wait; aborts and deadlines take effect, and what the step in flight
-        brings is handed over. Twice is no error.
+        Requests are taken and wait; aborts and deadlines take effect, PAUSED_WAKE_S late at most,
+        and what the step in flight brings is handed over. Twice is no error.
         """
         with self._changed:
             self._is_paused = True
+            self._ledger.pause(self._clock())
             self._note("paused")
 
     def resume(self) -> None:
@@ -150,6 +150,7 @@ class EngineThread:
                 self._is_paused = False
                 self._note("resumed")
                 self._begun_s = self._clock()
+                self._ledger.resume(self._begun_s)
                 self._changed.notify_all()
 
     def load(self) -> Load:
@@ -177,13 +178,20 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            logger.exception("the engine thread failed")
+            self._give_up()
+
+    def _serve(self) -> None:
         engine = self._engine
         while True:
             with self._changed:
                 is_ticking = self._is_paused and engine.has_work
                 self._changed.wait_for(self._is_due, PAUSED_WAKE_S if is_ticking else None)
                 inbox, self._inbox = self._inbox, deque()
-                notes, self._notes = self._notes, deque(maxlen=MAX_NOTES)
+                notes = self._take_notes()
                 is_stopping = self._is_stopping
                 is_paused = self._is_paused and not is_stopping
             for note in notes:
@@ -200,9 +208,44 @@ class EngineThread:
                 engine.close()
                 return
 
+    def _give_up(self) -> None:
+        """Ends every live request without the engine, whose state nobody knows any more."""
+        error = "the engine failed while the request was running"
+        with self._changed:
+            self._load = replace(self._load, failed=True, num_running=0)
+            outputs = [
+                RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=error)
+                for request_id in self._ledger.live_ids()
+            ]
+            self._ledger = self._make_ledger()
+            self._inbox.clear()
+        try:
+            if outputs:
+                self._on_outputs(outputs)
+        except Exception:
+            logger.exception("the ends of %d requests could not be handed over", len(outputs))
+
+    def _make_ledger(self) -> AdmissionLedger:
+        engine = self._engine
+        return AdmissionLedger(
+            engine.config, prefill_tokens_per_s=engine.prefill_tokens_per_s, now_s=self._clock()
+        )
+
     def _note(self, what: str, **detail: float | str) -> None:
         """Keeps what was decided here for the engine's recorder."""
-        self._notes.append({"at_s": self._clock(), "what": what} | detail)
+        if len(self._notes) < MAX_NOTES:
+            self._notes.append({"at_s": self._clock(), "what": what} | detail)
+        else:
+            self._num_notes_lost += 1
+
+    def _take_notes(self) -> list[dict[str, Any]]:
+        """What was noted since the last call, and how much more there would have been."""
+        notes, self._notes = self._notes, []
+        if self._num_notes_lost:
+            lost = {"at_s": self._clock(), "what": "notes_lost", "count": self._num_notes_lost}
+            notes.append(lost)
+            self._num_notes_lost = 0
+        return notes
 
     def _is_due(self) -> bool:
         """Whether the thread has something to do now."""

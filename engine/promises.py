@@ -7,19 +7,20 @@ as a place in a queue is concerned.
 import array
 import bisect
 import dataclasses
-import hashlib
 from dataclasses import dataclass
 
 from .admission_bound import Bound
 from .request import Request
+from .tenants import Tenant
+from .typed_hash import typed_hash
 
-MAX_PROMISES = 4096
+# No tenant may have more than are left, so that one that floods leaves half to the others. Source:
+# Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet switches (1998).
+MAX_PROMISES = 8192
 # Identical requests may be many clients, who get a promise each, or an impatient one under new
 # ids, who must not fill the book.
 MAX_ALIKE = 8
 GRACE_S = 5.0  # covers the way back, and times rounded up to whole seconds
-KEPT_SHARE_STEP = 0.02  # so that the last 50 promises or so count
-MIN_KEPT_SHARE = 0.01  # so that clients who begin to come back are noticed in time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,27 +33,22 @@ class Promise:
       digest: Who asked for what.
       request_id: Under which id.
       tenant: Whose it is.
-      places: What it keeps, of which bounds.
+      places: What it keeps, of which bounds, times how likely its client is to come.
     """
 
     due_s: float
     number: int
     digest: bytes
     request_id: str
-    tenant: str
-    places: tuple[tuple[Bound, int], ...]
+    tenant: Tenant
+    places: tuple[tuple[Bound, float], ...]
 
 
 class PromiseBook:
-    """The promises outstanding, at most MAX_PROMISES.
-
-    Attributes:
-      kept_share: The part of promises whose clients do come back, as it was lately.
-    """
+    """The promises outstanding, at most MAX_PROMISES."""
 
     def __init__(self) -> None:
-        """Starts empty, and trusts its clients."""
-        self.kept_share = 1.0
+        """Starts empty."""
         self._promises: list[Promise] = []  # by due time
         self._alike: dict[bytes, list[Promise]] = {}  # of one digest, by due time
         self._num_made = 0
@@ -78,29 +74,34 @@ class PromiseBook:
         return next((one for one in alike if one.request_id == request_id), None)
 
     def book(
-        self, request: Request, digest: bytes, due_s: float, places: tuple[tuple[Bound, int], ...]
-    ) -> bool:
-        """Keeps places for a request; False if the book is full."""
-        if len(self._promises) >= MAX_PROMISES:
-            return False
+        self,
+        request: Request,
+        tenant: Tenant,
+        digest: bytes,
+        due_s: float,
+        sizes: list[tuple[Bound, int]],
+    ) -> None:
+        """Keeps places for a request, unless its tenant has as many promises as are left."""
+        if tenant.num_promises >= MAX_PROMISES - len(self._promises):
+            return
         promise = Promise(
             due_s=due_s,
             number=self._num_made,
             digest=digest,
             request_id=request.request_id,
-            tenant=request.tenant,
-            places=places,
+            tenant=tenant,
+            places=tuple((bound, size * tenant.kept_share) for bound, size in sizes),
         )
         self._num_made += 1
+        tenant.num_promises += 1
         bisect.insort(self._promises, promise, key=_order)
         bisect.insort(self._alike.setdefault(digest, []), promise, key=_order)
-        for bound, size in places:
-            bound.promise(due_s, promise.number, size)
-        return True
+        for bound, expected in promise.places:
+            bound.promise(due_s, promise.number, expected)
 
     def redeem(self, promise: Promise) -> None:
         """Its client is back; nothing is kept for it any more."""
-        self.kept_share += KEPT_SHARE_STEP * (1 - self.kept_share)
+        promise.tenant.note_promise(is_kept=True)
         self._remove(promise)
 
     def lapse(self, now_s: float) -> list[Promise]:
@@ -108,9 +109,8 @@ class PromiseBook:
         lapsed = []
         while self._promises and self._promises[0].due_s + GRACE_S < now_s:
             lapsed.append(self._promises[0])
+            self._promises[0].tenant.note_promise(is_kept=False)
             self._remove(self._promises[0])
-            kept_share = self.kept_share * (1 - KEPT_SHARE_STEP)
-            self.kept_share = max(kept_share, MIN_KEPT_SHARE)
         return lapsed
 
     def check(self) -> None:
@@ -121,7 +121,6 @@ class PromiseBook:
         assert sorted(map(_order, alike)) == [_order(one) for one in self._promises]
         assert all(ones for ones in self._alike.values()), "an empty list is kept"
         assert all(len(ones) <= MAX_ALIKE for ones in self._alike.values())
-        assert MIN_KEPT_SHARE <= self.kept_share <= 1
 
     def _remove(self, promise: Promise) -> None:
         del self._promises[bisect.bisect_left(self._promises, _order(promise), key=_order)]
@@ -129,30 +128,22 @@ class PromiseBook:
         alike.remove(promise)
         if not alike:
             del self._alike[promise.digest]
-        for bound, size in promise.places:
-            bound.release(promise.due_s, promise.number, size)
+        promise.tenant.num_promises -= 1
+        for bound, expected in promise.places:
+            bound.release(promise.due_s, promise.number, expected)
 
 
 def digest_of(request: Request) -> bytes:
-    """Who asks for what, without the request's id: 16 bytes, equal where the request is.
-
-    Every part says its type and length before its bytes, so that no two lists of parts are the
-    same bytes.
-    """
+    """Who asks for what, without the request's id: 16 bytes, equal where the request is."""
     sampling = [
         (spec.name, getattr(request.sampling, spec.name))
         for spec in dataclasses.fields(request.sampling)
     ]
-    digest = hashlib.blake2b(digest_size=16)
-    for kind, part in (
+    return typed_hash(
         (b"tenant", request.tenant.encode("utf-8", "surrogatepass")),
         (b"prompt", array.array("q", request.prompt_token_ids).tobytes()),
         (b"sampling", repr(sampling).encode()),
-    ):
-        for piece in (kind, part):
-            digest.update(len(piece).to_bytes(8, "little"))
-            digest.update(piece)
-    return digest.digest()
+    )
 
 
 def _order(promise: Promise) -> tuple[float, int]:

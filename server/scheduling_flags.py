@@ -13,8 +13,8 @@ from .command_line import UsageError, check_utf8
 _WHOLE_NUMBERS = {
     "max_num_queued": "Requests that may wait for a slot; one more is refused.",
     "max_queued_tokens": (
-        "Prompt tokens that may wait; those found in the prefix cache do not count from then on. "
-        "Default: no bound."
+        "Prompt tokens that may wait; those found in the prefix cache do not count from then on, "
+        "and a longer prompt may wait alone. Default: no bound."
     ),
     "max_tenant_running": "Requests of one tenant that may run at once. Default: no bound.",
     "max_tenant_queued": "Requests of one tenant that may wait for a slot. Default: no bound.",

@@ -343,7 +343,8 @@ def collect(outputs: Sequence[RequestOutput], answers: dict[str, Answer]) -> Non
         answer.finish_reason = output.finish_reason
         answer.stop_token_id = output.stop_token_id
         answer.num_cached_tokens = output.num_cached_tokens
-        assert (output.timings is not None) == (output.finish_reason is not None)
+        is_last = output.finish_reason is not None
+        assert (output.timings is not None) == is_last or output.finish_reason is FinishReason.ERROR
         assert output.token_ids or output.prompt_logprobs or output.finish_reason is not None
 
 

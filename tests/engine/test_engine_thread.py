@@ -2,12 +2,14 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import override
 
 import numpy as np
 import pytest
 
+from octavo.engine import engine_thread
 from octavo.engine.admission import EngineUnavailable, InvalidRequest, Overloaded
 from octavo.engine.engine import Engine
 from octavo.engine.engine_thread import EngineThread
@@ -76,7 +78,7 @@ class Rig:
 
         def have_ended() -> bool:
             outputs = [output for outputs in self.calls for output in outputs]
-            return set(request_ids) <= {o.request_id for o in outputs if o.timings is not None}
+            return set(request_ids) <= {o.request_id for o in outputs if o.finish_reason}
 
         self.wait_until(have_ended)
         return self.answers()
@@ -391,6 +393,52 @@ def test_a_receiver_that_raises_stops_the_engine_as_failed(rig: Rig):
     rig.thread.submit(request("a", max_tokens=50))
     assert rig.wait_for("a")["a"].finish_reason is FinishReason.ERROR
     assert rig.thread.load().failed
+
+
+@pytest.mark.parametrize("broken", ["add", "abort", "note", "load", "take_progress", "step"])
+def test_whatever_breaks_in_the_thread_ends_all_requests_and_is_visible(
+    rig: Rig, broken: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Kind 1.2 outside a step too: a thread that dies in silence leaves streams that never end."""
+    names = [f"r{number}" for number in range(9)]
+    rig.close_gate()
+    for name in names:
+        rig.thread.submit(request(name, max_tokens=50))
+    rig.wait_until_fetching()
+
+    def break_down(*_: object, **__: object) -> None:
+        raise ArithmeticError(broken)
+
+    monkeypatch.setattr(rig.engine, broken, break_down)
+    rig.thread.submit(request("one more", max_tokens=50))
+    rig.thread.abort("r0")
+    rig.thread.pause()
+    rig.thread.resume()
+    rig.executor.gate.set()
+    answers = rig.wait_for(*names, "one more")
+    ends = Counter(answer.finish_reason for answer in answers.values())
+    assert ends[FinishReason.ERROR] >= 9, ends  # r0 may have been cancelled before
+    load = rig.thread.load()
+    assert load.failed
+    assert (load.num_queued, load.num_running) == (0, 0)
+    with pytest.raises(EngineUnavailable, match="failed"):
+        rig.thread.submit(request("late"))
+
+
+def test_notes_that_nobody_could_take_are_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    notes: list[dict[str, object]] = []
+    monkeypatch.setattr(engine_thread, "MAX_NOTES", 4)
+    monkeypatch.setattr(rig.engine, "note", notes.append)
+    rig.close_gate()
+    rig.thread.submit(request("a", max_tokens=50))
+    rig.wait_until_fetching()
+    for _ in range(5):
+        rig.thread.pause()
+        rig.thread.resume()
+    rig.executor.gate.set()
+    rig.wait_for("a")
+    assert [note["what"] for note in notes] == ["paused", "resumed"] * 2 + ["notes_lost"]
+    assert notes[-1]["count"] == 6
 
 
 def test_load_counts_what_waits_and_runs(rig: Rig):
