@@ -97,7 +97,6 @@ class PrefixCache:
 
     Attributes:
       num_unheld: Device pages that nobody holds: each can be had, leaves first.
-      num_device_pages: Nodes with a device page.
       num_host_pages: Nodes whose KV is in host memory.
       evicted: Nodes that left, by reason.
       dropped_handles: Copies in host memory that nothing refers to any more, for the caller to
@@ -108,7 +107,6 @@ class PrefixCache:
     def __init__(self, num_pages: int) -> None:
         """An empty cache; num_pages, of the device, bounds what is remembered of the past."""
         self.num_unheld = 0
-        self.num_device_pages = 0
         self.num_host_pages = 0
         self.evicted: Counter[EvictionReason] = Counter()
         self.dropped_handles: list[int] = []
@@ -222,7 +220,7 @@ class PrefixCache:
             self._gone.pop(key, None)
             if parent is None:
                 self._first_pages[ids] += 1
-            self._count_device_page(node)
+            self._enter_device(node)
         else:  # it was in host memory and was computed again
             self.dropped_handles.append(self.leave_host(node))
             self.to_device(node, page)
@@ -246,7 +244,7 @@ class PrefixCache:
         assert node.page is None
         assert node.handle is None
         node.page, node.holders = page, 1
-        self._count_device_page(node)
+        self._enter_device(node)
 
     def device_victim(self) -> CachedPage:
         """The least recently used leaf with a device page; raises LookupError if there is none."""
@@ -296,8 +294,7 @@ class PrefixCache:
             return self._roots.setdefault(node.root, {})
         return node.parent.children
 
-    def _count_device_page(self, node: CachedPage) -> None:
-        self.num_device_pages += 1
+    def _enter_device(self, node: CachedPage) -> None:
         if node.parent is not None:
             node.parent.num_device_children += 1
 
@@ -306,7 +303,6 @@ class PrefixCache:
         assert node.page is not None
         page, node.page = node.page, None
         self.num_unheld -= 1
-        self.num_device_pages -= 1
         if node.parent is not None:
             node.parent.num_device_children -= 1
             self._offer_device_leaf(node.parent)
@@ -324,7 +320,6 @@ class PrefixCache:
         """Asserts what must hold between any two calls."""
         device = [node for node in self if node.page is not None]
         assert len({node.page for node in device}) == len(device), "a page has two nodes"
-        assert self.num_device_pages == len(device)
         assert self.num_unheld == sum(node.holders == 0 for node in device)
         assert self.num_host_pages == sum(node.handle is not None for node in self)
         for node in self:

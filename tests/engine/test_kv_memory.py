@@ -110,7 +110,7 @@ def test_what_is_computed_again_is_in_a_page_of_its_own():
     assert second.held[1].page == second.page_ids[1], "the first one's page is kept for nobody"
     memory.release(second)
     assert memory.memory.num_available == 9
-    assert memory.memory.cache.num_device_pages == 2
+    assert len(memory.memory.cache) == 2
 
 
 def test_a_request_alone_never_takes_more_pages_than_its_tokens():

@@ -172,7 +172,7 @@ def test_leaves_go_in_the_order_of_their_last_use():
     cache.release(two, cache.take(two))  # used again
     assert [cache.evict() for _ in range(4)] == [one[1], one[0], three[0], two[0]]
     assert cache.cache.evicted == {EvictionReason.CAPACITY: 4}
-    assert len(cache.cache) == cache.cache.num_device_pages == cache.cache.num_unheld == 0
+    assert len(cache.cache) == cache.cache.num_unheld == 0
 
 
 def test_last_use_is_when_it_was_let_go():
