@@ -178,12 +178,9 @@ class Engine:
             for state in expired:
                 self._end(state, FinishReason.DEADLINE, now_s)
             unread = self._in_flight
-            schedule = self._scheduler.schedule(now_s) if is_dispatching else None
+            schedule = self._schedule(now_s) if is_dispatching else None
             if self._recorder is not None:
                 self._recorder.step(now_s, expired, schedule, made=is_dispatching)
-            for state in self._scheduler.take_preempted():
-                self._tell(ProgressKind.REQUEUED, state, state.prefill_end)
-                self._tell(ProgressKind.EXPECTED, state, state.num_uncached_tokens)
             self._in_flight = None if schedule is None else self._dispatch(schedule, now_s)
             if unread is not None:
                 self._read(unread)
@@ -257,6 +254,14 @@ class Engine:
     def check(self) -> None:
         """Asserts the invariants of what it owns. Tests call it after every step."""
         self._scheduler.check()
+
+    def _schedule(self, now_s: float) -> Schedule | None:
+        """Decides the next step, and tells admission who waits again."""
+        schedule = self._scheduler.schedule(now_s)
+        for state in self._scheduler.preempted:
+            self._tell(ProgressKind.REQUEUED, state, state.prefill_end)
+            self._tell(ProgressKind.EXPECTED, state, state.num_uncached_tokens)
+        return schedule
 
     def _dispatch(self, schedule: Schedule, now_s: float) -> _DispatchedStep:
         for chunk in schedule.chunks:

@@ -170,7 +170,6 @@ def plan_of(schedule: Schedule) -> dict[str, Any]:
             for chunk in schedule.chunks
         ],
         "page_entries": [list(entry) for entry in schedule.page_entries],
-        "preempted": [state.ordinal for state in schedule.preempted],
         "transfers": [[each.kind.value, each.page, each.handle] for each in schedule.transfers],
         "events": [
             {"at_s": event.at_s, "kind": event.kind.value, "request_id": event.request_id}

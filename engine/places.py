@@ -29,6 +29,7 @@ class Places:
       running: Has a slot, and the pages of its computed tokens and of its prompt. By rank.
       ending: All its tokens were dispatched; it has given back its slot, and ends when the last
         token is read. Until then it keeps pages that it may still publish, if nobody needs them.
+      preempted: Who lost a slot since the last step was begun, be there a step in the end or not.
       memory: The pages.
       queued_tokens: Tokens that waiting requests must compute for their prompts.
       preemptions_total: Times that a request lost its slot.
@@ -58,6 +59,7 @@ class Places:
         self.waiting = make_queue(scheduling, config.max_num_seqs, costs)
         self.running: list[RequestState] = []
         self.ending: list[RequestState] = []
+        self.preempted: list[RequestState] = []
         self.memory = KVMemory(
             num_pages,
             config.page_size,
@@ -83,7 +85,6 @@ class Places:
         self._num_prefilling = 0
         self._tenant_running: Counter[str] = Counter()
         self._all_dispatched: list[RequestState] = []  # of these no step is left to make
-        self._preempted: list[RequestState] = []  # since it was last asked
         self._deadlines = Deadlines(scheduling.queue_ttl_s, self._live)
 
     @property
@@ -142,12 +143,6 @@ class Places:
         if first is not None and first not in states and self._cannot_make_it(first, now_s):
             states.append(first)
         return states
-
-    def take_preempted(self) -> list[RequestState]:
-        """Requests that lost their slot since the last call; a step that did so may be none."""
-        preempted = self._preempted.copy()
-        self._preempted.clear()
-        return preempted
 
     def _cannot_make_it(self, state: RequestState, now_s: float) -> bool:
         deadline_s, end = state.request.deadline_s, state.prefill_end
@@ -222,7 +217,7 @@ class Places:
         state.num_computed_tokens = state.num_committed_tokens = 0
         state.num_preemptions += 1
         self.preemptions_total += 1
-        self._preempted.append(state)
+        self.preempted.append(state)
         self._wait(state)
 
     def _stop(self, state: RequestState, now_s: float) -> None:

@@ -107,7 +107,6 @@ class _Player:
         if not record["made"]:
             return
         schedule = self.scheduler.schedule(at_s)
-        self.scheduler.take_preempted()
         if schedule is None:
             _compare("plan", record["plan"], None)
             return

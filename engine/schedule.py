@@ -158,7 +158,6 @@ class Schedule:
       generations: Theirs when the step was made.
       chunks: Prompt chunks, in the order in which they are packed.
       page_entries: Page-table entries that changed since the last step.
-      preempted: Requests that lost their slot to make room for this step.
       transfers: Copies that must be dispatched before the step, in this order.
       events: What was decided since the last step.
       decode_kv_tokens: Contexts of the decode rows, summed.
@@ -168,7 +167,6 @@ class Schedule:
     generations: tuple[int, ...] = ()
     chunks: tuple[PrefillChunk, ...]
     page_entries: tuple[PageEntry, ...]
-    preempted: tuple[RequestState, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     events: tuple[Event, ...] = ()
     decode_kv_tokens: int = 0

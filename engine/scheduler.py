@@ -52,7 +52,6 @@ class _Step:
     decode_kv_tokens: int = 0
     grants: dict[RequestState, int] = field(default_factory=dict)
     page_entries: list[PageEntry] = field(default_factory=list)
-    preempted: list[RequestState] = field(default_factory=list)
 
     @property
     def takes_chunks(self) -> bool:
@@ -80,14 +79,15 @@ class Scheduler(Places):
         self._budget = ChunkBudget(config, costs)
 
     def schedule(self, now_s: float) -> Schedule | None:
-        """Decides the next step and counts it as dispatched.
+        """Decides the next step and counts it as dispatched; `preempted` says who lost a slot.
 
         None: there is nothing to dispatch, which happens only when no request is live or all of
         them are in flight. Reading the step in flight then helps; waiting never does.
         """
         step = _Step()
+        self.preempted = []
         self._release_ending(now_s)
-        self._displace(step, now_s)
+        self._displace(now_s)
         self._run_decodes(step, now_s)
         num_decodes = len(step.decodes)
         if self._num_prefilling or (self.waiting and self._free_slots):  # not in most steps
@@ -107,7 +107,6 @@ class Scheduler(Places):
             generations=tuple(step.generations),
             chunks=tuple(chunks),
             page_entries=tuple(step.page_entries),
-            preempted=tuple(step.preempted),
             transfers=tuple(memory.transfers),
             events=tuple(memory.events),
             decode_kv_tokens=step.decode_kv_tokens,
@@ -141,7 +140,7 @@ class Scheduler(Places):
         """Tells how long a step took, from which later chunks are sized."""
         self._budget.observe(schedule, measured_s)
 
-    def _displace(self, step: _Step, now_s: float) -> None:
+    def _displace(self, now_s: float) -> None:
         """Makes room for a waiting request that may take it from running ones; not often.
 
         Before the step is made, so that nobody is preempted who is part of it.
@@ -157,9 +156,7 @@ class Scheduler(Places):
                     return
                 if self._reclaim(now_s):
                     continue
-            victim = self.running[-1]
-            self._preempt(victim, now_s, why="displaced", by=state)
-            step.preempted.append(victim)
+            self._preempt(self.running[-1], now_s, why="displaced", by=state)
 
     def _could_fit(self, state: RequestState) -> bool:
         """Whether there might be pages for a waiting request if all gave way that it may displace.
@@ -190,7 +187,7 @@ class Scheduler(Places):
             if computed < state.prefill_end:
                 continue
             if computed == len(state.page_ids) * page_size:
-                if not self._make_room(step, state, now_s):
+                if not self._make_room(state, now_s):
                     continue
                 self.memory.grow(state, now_s)
                 self._enter_pages(step, state)
@@ -206,14 +203,13 @@ class Scheduler(Places):
             for state in decodes:
                 self.waiting.charge(state, 1)
 
-    def _make_room(self, step: _Step, state: RequestState, now_s: float) -> bool:
+    def _make_room(self, state: RequestState, now_s: float) -> bool:
         """Preempts the highest rank until there is a page. False: that was `state` itself."""
         while not self.memory.num_available:
             if self._reclaim(now_s):
                 continue
             victim = self.running[-1]
             self._preempt(victim, now_s, why="pages", by=state)
-            step.preempted.append(victim)
             if victim is state:
                 return False
         return True
@@ -255,7 +251,7 @@ class Scheduler(Places):
         """
         while self._free_slots and step.takes_chunks:
             state = self._next(now_s)
-            if state is None or state in step.preempted:
+            if state is None or state in self.preempted:
                 return
             urgency = self.waiting.urgency
             if before is not None and urgency(before) < urgency(state):

@@ -161,7 +161,7 @@ class SimulatedReplica:
         for state in scheduler.expired(now_s):
             self._end(state, FinishReason.DEADLINE, now_s)
         schedule = scheduler.schedule(now_s)
-        for state in scheduler.take_preempted():
+        for state in scheduler.preempted:
             if self.ledger is not None:
                 self.ledger.requeued(state.request.request_id, now_s, state.prefill_end)
                 self._expect(state)

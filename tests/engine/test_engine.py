@@ -14,6 +14,7 @@ from octavo.engine import packing
 from octavo.engine.admission import InvalidRequest
 from octavo.engine.engine import Engine
 from octavo.engine.request import FinishReason, Request, RequestOutput
+from octavo.engine.request_progress import Progress, ProgressKind
 
 from .fakes import (
     EOS,
@@ -161,6 +162,24 @@ def test_a_preempted_request_continues_where_it_was():
     assert engine.load().preemptions_total == preemptions["r1"]
     assert engine.load().prompt_tokens_total == 18, "a prompt is counted once"
     assert engine.load().output_tokens_total == 48
+
+
+def test_admission_is_told_once_of_each_preemption():
+    """Also if the engine is paused after it; and what of its tokens is cached comes next."""
+    engine, _ = fake_engine(small_config(max_num_seqs=3), num_pages=12)
+    for number in range(6):
+        add_request(engine, request(f"r{number}", range(number, number + 9), max_tokens=24))
+    progress: list[Progress] = []
+    while engine.has_work:
+        engine.step()
+        engine.collect()
+        progress += engine.take_progress()
+    requeued = [at for at, one in enumerate(progress) if one.kind is ProgressKind.REQUEUED]
+    assert len(requeued) == engine.load().preemptions_total > 0
+    for at in requeued:
+        lost, expected = progress[at : at + 2]
+        assert (expected.kind, expected.request_id) == (ProgressKind.EXPECTED, lost.request_id)
+        assert expected.num_tokens <= lost.num_tokens
 
 
 def test_a_prompt_preempted_between_chunks_gives_its_log_probabilities_once():

@@ -172,7 +172,7 @@ def test_a_high_priority_takes_a_slot_from_a_low_one_at_once():
     driver.step()
     driver.add(state("high", max_tokens=3, priority=1))
     schedule = driver.step()
-    assert ids(schedule.preempted) == ["low1"], "the latest of the lowest gives way"
+    assert ids(driver.scheduler.preempted) == ["low1"], "the latest of the lowest gives way"
     assert inserts(schedule) == ["high"]
     driver.add(state("unstarted", max_tokens=3))
     admitted: list[str] = []
@@ -511,7 +511,8 @@ def test_nobody_gives_way_to_one_who_would_not_fit_anyway():
         driver.step()
     assert [each.request.request_id for each in driver.scheduler.running] == ["first", "low"]
     driver.add(state("high", 16, 4, priority=3, tenant="another"))
-    assert not driver.step().preempted
+    driver.step()
+    assert not driver.scheduler.preempted
     while driver.scheduler.live:
         driver.step()
 

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -24,7 +24,7 @@ def state(request_id: str, prompt: int, max_tokens: int, deadline_s: float | Non
     )
 
 
-def ids(states: tuple[RequestState, ...]) -> list[str]:
+def ids(states: Sequence[RequestState]) -> list[str]:
     return [state.request.request_id for state in states]
 
 
@@ -35,7 +35,7 @@ def chunks(schedule: Schedule) -> list[tuple[str, int, int]]:
 
 
 def inserts(schedule: Schedule) -> list[str]:
-    return ids(tuple(chunk.state for chunk in schedule.chunks if chunk.is_insert))
+    return ids([chunk.state for chunk in schedule.chunks if chunk.is_insert])
 
 
 def _plain(schedule: Schedule) -> tuple[object, ...]:
@@ -43,7 +43,6 @@ def _plain(schedule: Schedule) -> tuple[object, ...]:
         [(row.request.request_id, row.slot) for row in schedule.decodes],
         chunks(schedule),
         schedule.page_entries,
-        ids(schedule.preempted),
     )
 
 
@@ -88,7 +87,7 @@ class Driver:
             assert self.unread or not self.scheduler.live
             return Schedule(decodes=(), chunks=(), page_entries=())
         self._check(schedule)
-        self.log.append(_plain(schedule))
+        self.log.append((*_plain(schedule), ids(self.scheduler.preempted)))
         self.unread.append(schedule)
         return schedule
 
@@ -120,7 +119,7 @@ class Driver:
         states = [*schedule.decodes, *(chunk.state for chunk in schedule.chunks)]
         assert len(set(map(id, states))) == len(states), "a request is in a step twice"
         assert all(row.slot is not None for row in states)
-        assert not set(map(id, schedule.preempted)) & set(map(id, states)), "back at once"
+        assert not set(map(id, self.scheduler.preempted)) & set(map(id, states)), "back at once"
 
 
 def test_decode_rows_first_then_prompts_under_way_then_admissions():
@@ -168,7 +167,8 @@ def test_a_newcomer_leaves_room_for_what_runs_to_grow():
     driver = Driver(small_config(), 4)
     driver.add(state("a", 3, 6), state("b", 4, 4))
     while driver.scheduler.live:
-        assert not driver.step().preempted
+        driver.step()
+        assert not driver.scheduler.preempted
 
 
 def test_a_newcomer_leaves_the_pages_that_a_prompt_under_way_still_needs():
@@ -178,14 +178,16 @@ def test_a_newcomer_leaves_the_pages_that_a_prompt_under_way_still_needs():
     driver.step()
     driver.add(state("b", 12, 2))
     while driver.scheduler.live:
-        assert not driver.step().preempted
+        driver.step()
+        assert not driver.scheduler.preempted
 
 
 def _run_out_of_pages(driver: Driver) -> Schedule:
     """Steps until a step preempts."""
-    while not (schedule := driver.step()).preempted:
-        pass
-    return schedule
+    while True:
+        schedule = driver.step()
+        if driver.scheduler.preempted:
+            return schedule
 
 
 def test_preempts_the_latest_which_reenters_ahead_of_those_that_never_ran():
@@ -193,7 +195,7 @@ def test_preempts_the_latest_which_reenters_ahead_of_those_that_never_ran():
     driver = Driver(small_config(max_num_seqs=3), 9)
     driver.add(*(state(name, 4, 20) for name in "abcd"))
     schedule = _run_out_of_pages(driver)
-    assert ids(schedule.preempted) == ["c"]
+    assert ids(driver.scheduler.preempted) == ["c"]
     assert ids(schedule.decodes) == ["a", "b"]
     assert {each.request.request_id for each in driver.scheduler.waiting} == {"c", "d"}
     admitted: list[str] = []
@@ -208,8 +210,10 @@ def test_a_preempted_request_comes_back_only_when_its_tokens_were_read():
     a, b = state("a", 9, 24), state("b", 9, 24)
     driver.add(a, b)
     driver.dispatch()
-    while not driver.dispatch().preempted:
+    driver.dispatch()
+    while not driver.scheduler.preempted:
         driver.read()
+        driver.dispatch()
     assert (b.slot, b.page_ids, b.num_computed_tokens) == (None, [], 0)
     assert (b.num_preemptions, b.in_flight) == (1, 1)
     driver.scheduler.remove(a, 0.0)  # slots and pages are free, yet b has to wait
