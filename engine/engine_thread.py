@@ -240,7 +240,8 @@ class EngineThread:
 
     def _take_notes(self) -> list[dict[str, Any]]:
         """What was noted since the last call, and how much more there would have been."""
-        notes, self._notes = self._notes, []
+        notes = self._notes.copy()
+        self._notes.clear()
         if self._num_notes_lost:
             lost = {"at_s": self._clock(), "what": "notes_lost", "count": self._num_notes_lost}
             notes.append(lost)
