@@ -222,7 +222,7 @@ class Engine:
         return progress
 
     def load(self) -> Load:
-        """How busy it is, and what it did so far."""
+        """How busy it is, and what it did so far; what only admission knows is 0."""
         scheduler = self._scheduler
         memory = scheduler.memory
         return Load(
@@ -232,7 +232,6 @@ class Engine:
             num_free_pages=memory.num_available,
             num_cached_pages=memory.cache.num_unheld,
             num_host_pages=memory.cache.num_host_pages,
-            queued_tokens=scheduler.queued_tokens,
             steps_total=self._steps_total,
             preemptions_total=scheduler.preemptions_total,
             prompt_tokens_total=scheduler.prompt_tokens_total,

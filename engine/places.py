@@ -31,7 +31,6 @@ class Places:
         token is read. Until then it keeps pages that it may still publish, if nobody needs them.
       preempted: Who lost a slot since the last step was begun, be there a step in the end or not.
       memory: The pages.
-      queued_tokens: Tokens that waiting requests must compute for their prompts.
       preemptions_total: Times that a request lost its slot.
       prompt_tokens_total: Prompt tokens of requests that got a slot, each counted once.
       cached_tokens_total: Those of them that were in the cache then.
@@ -67,7 +66,6 @@ class Places:
             costs=costs,
             keeps_events=keeps_events,
         )
-        self.queued_tokens = 0
         self.preemptions_total = 0
         self.prompt_tokens_total = 0
         self.cached_tokens_total = 0
@@ -128,7 +126,7 @@ class Places:
             self.ending.remove(state)
             self.memory.release(state, now_s)
         else:
-            self._wait_no_more(state)
+            self.waiting.remove(state)
         self.waiting.depart(state)
 
     def expired(self, now_s: float) -> list[RequestState]:
@@ -160,12 +158,7 @@ class Places:
         hit = self.memory.lookup(state, state.prefill_end)
         cached = hit.num_pages * self._config.page_size
         state.num_uncached_tokens = state.prefill_end - cached
-        self.queued_tokens += state.num_uncached_tokens
         self.waiting.push(state)
-
-    def _wait_no_more(self, state: RequestState) -> None:
-        self.waiting.remove(state)
-        self.queued_tokens -= state.num_uncached_tokens
 
     def _start(self, state: RequestState, hit: Hit, now_s: float) -> None:
         """Gives a request a slot and the pages of its prompt."""
@@ -308,7 +301,6 @@ class Places:
         for state in waiting:
             assert not state.page_ids, "a request holds pages that it does not need"
             assert not state.held, "a request holds cached pages that it does not need"
-        assert self.queued_tokens == sum(state.num_uncached_tokens for state in waiting)
         self._deadlines.check()
         for state in self._live.values():
             assert 0 <= state.in_flight <= 2, "more steps are in flight than are dispatched ahead"

@@ -155,6 +155,9 @@ class RequestOutput(NamedTuple):
 class Load:
     """How busy an engine is, and what it did since it started.
 
+    EngineThread fills in what admission knows (queued_tokens, predicted_wait_s, refused_total), and
+    counts as queued what the engine has not seen yet.
+
     Attributes:
       num_queued: Requests that wait for a slot, preempted ones included.
       num_running: Requests that have a slot, or whose last token is on its way.

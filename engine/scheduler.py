@@ -263,7 +263,7 @@ class Scheduler(Places):
                 if self._reclaim(now_s):
                     continue
                 return
-            self._wait_no_more(state)
+            self.waiting.remove(state)
             self._start(state, hit, now_s)
             self._grant(step, state)
 

@@ -143,7 +143,8 @@ class SimulatedReplica:
         """Seconds that a request would wait for its first chunk if it came now."""
         if self.ledger is not None:
             return self.ledger.predicted_wait_s(now_s)
-        return self.scheduler.queued_tokens / self._costs.prefill_tokens_per_s
+        queued_tokens = sum(state.num_uncached_tokens for state in self.scheduler.waiting)
+        return queued_tokens / self._costs.prefill_tokens_per_s
 
     def advance(self, until_s: float) -> None:
         """Does everything that begins before `until_s`."""

@@ -214,7 +214,7 @@ class EngineMachine(CountedMachine):
         assert not self.live
         load = self.engine.load()
         assert load.num_free_pages == load.num_usable_pages, "a page leaked"
-        assert load.num_running == load.num_queued == load.queued_tokens == 0
+        assert load.num_running == load.num_queued == 0
         transfers = self.engine._scheduler.memory.transfers  # of what the next step will drop
         drops = sum(transfer.kind is TransferKind.DROP for transfer in transfers)
         assert len(transfers) == drops
