@@ -23,6 +23,9 @@ class WaitingQueue(Protocol):
     keeps_count: bool
     """Whether `charge` is to be called."""
 
+    displaces: bool
+    """Whether `may_displace` is ever true."""
+
     def __len__(self) -> int:
         """Requests that wait."""
 
@@ -47,9 +50,6 @@ class WaitingQueue(Protocol):
 
     def urgency(self, state: RequestState) -> Rank:
         """Whose prompt is computed first, of one that waits or runs; the lowest. It may change."""
-
-    def may_start(self, state: RequestState, num_free_slots: int) -> bool:
-        """Whether who is next may have one of so many free slots; False: they are kept free."""
 
     def may_displace(self, newcomer: RequestState, running: RequestState) -> bool:
         """Whether a waiting request may take the slot or the pages of a running one."""

@@ -11,8 +11,8 @@ TOKEN = 10**6
 """What a token adds to the counter of a tenant that weighs 1. Counters are whole numbers, so that
 it does not matter in which order tokens are counted."""
 
-SLOTS_PER_KEPT = 32
-"""One slot in so many is kept free from tenants with long queues."""
+SLOTS_PER_LOAN = 32
+"""One slot in so many is only lent to tenants with long queues."""
 
 
 class FairQueue:
@@ -22,11 +22,16 @@ class FairQueue:
     and output tokens) over its weight. While tenants have requests waiting their counters stay
     within a bound of each other. A tenant that comes back after a pause starts at the lowest
     counter of those who are there: pauses save nothing up. Source: Sheng et al., Fairness in
-    Serving Large Language Models, https://arxiv.org/abs/2401.00588, algorithm 2. Theirs leaves no
-    slot empty; here one in SLOTS_PER_KEPT may stay so, for others' next request (`may_start`).
+    Serving Large Language Models, https://arxiv.org/abs/2401.00588, algorithm 2.
+
+    No slot stays empty while requests wait. But whoever has more waiting than there are free slots
+    would take them all, and the next request of others would wait until one ends. So the last slots
+    are lent to such a tenant: a request in one of them gives way to the next one of a tenant that
+    had none waiting, once. What it computed is in the prefix cache.
     """
 
     keeps_count = True
+    displaces = True
 
     def __init__(self, weights: Mapping[str, float], num_slots: int) -> None:
         """Nobody waits.
@@ -35,7 +40,9 @@ class FairQueue:
           weights: Of tenants that do not weigh 1.
           num_slots: Of the engine.
         """
-        self._num_kept = num_slots // SLOTS_PER_KEPT
+        self._num_slots = num_slots
+        self._num_loans = num_slots // SLOTS_PER_LOAN
+        self._borrowers: set[int] = set()  # ordinals of requests that run in lent slots
         self._steps = {tenant: round(TOKEN / weight) for tenant, weight in weights.items()}
         self._served: dict[str, int] = {}  # the counters
         self._num_live: Counter[str] = Counter()
@@ -57,6 +64,7 @@ class FairQueue:
     def push(self, state: RequestState) -> None:
         """A request waits."""
         tenant = state.request.tenant
+        self._borrowers.discard(state.ordinal)
         if state.num_preemptions == 0:
             self._arrive(tenant)
         queue = self._queues.get(tenant)
@@ -88,27 +96,36 @@ class FairQueue:
         return chosen
 
     def rank(self, state: RequestState) -> Rank:
-        """The order in which slots were given: counters change, and a rank must not."""
+        """The order in which slots were given, those that are lent last.
+
+        Counters change, and a rank must not.
+        """
         self._num_ranked += 1
-        return (self._num_ranked,)
+        num_held = self._num_live.total() - self._num_waiting  # or all dispatched, and about to end
+        num_free = max(self._num_slots - num_held, 0)
+        is_one_of_last = num_free + len(self._borrowers) < self._num_loans
+        num_behind = len(self._queues.get(state.request.tenant, ()))
+        is_borrower = is_one_of_last and self._lends(num_behind, num_free)
+        if is_borrower:
+            self._borrowers.add(state.ordinal)
+        return (is_borrower, self._num_ranked)
 
     def urgency(self, state: RequestState) -> Rank:
         """Whose tenant was served least, and of one tenant the earlier."""
         return (self._served[state.request.tenant], state.ordinal)
 
-    def may_start(self, state: RequestState, num_free_slots: int) -> bool:
-        """The last slots are kept for tenants that have none waiting, while there are such.
-
-        Whoever has more waiting than there are free slots would take them all, and the next request
-        of others would wait until one ends.
-        """
-        if num_free_slots > self._num_kept or len(self._num_live) == len(self._queues):
-            return True
-        return len(self._queues[state.request.tenant]) <= num_free_slots
-
     def may_displace(self, newcomer: RequestState, running: RequestState) -> bool:
-        """Slots come free soon enough, and what a displaced request has computed is paid for."""
-        return False
+        """Whoever runs in a lent slot gives way to a tenant that was served less.
+
+        Unless that would only borrow it too. Others keep theirs: slots come free soon enough, and
+        what they have computed is paid for.
+        """
+        if running.ordinal not in self._borrowers:
+            return False
+        tenant = newcomer.request.tenant
+        if tenant == running.request.tenant or self.urgency(newcomer) > self.urgency(running):
+            return False
+        return not self._lends(len(self._queues[tenant]) - 1, 0)
 
     def charge(self, state: RequestState, num_tokens: int) -> None:
         """Tokens are computed for a request."""
@@ -118,6 +135,7 @@ class FairQueue:
     def depart(self, state: RequestState) -> None:
         """A request has ended."""
         tenant = state.request.tenant
+        self._borrowers.discard(state.ordinal)
         self._num_live[tenant] -= 1
         if not self._num_live[tenant]:
             del self._num_live[tenant]
@@ -131,6 +149,17 @@ class FairQueue:
     def unblock(self, tenant: str) -> None:
         """It has fewer again."""
         self._blocked.discard(tenant)
+
+    def _lends(self, num_behind: int, num_free: int) -> bool:
+        """Whether one of the last slots is only lent to whoever gets it.
+
+        That is, if other tenants have nothing waiting, who would find no slot soon.
+
+        Args:
+          num_behind: What else its tenant has waiting.
+          num_free: Slots that are left.
+        """
+        return len(self._num_live) > len(self._queues) and num_behind > num_free
 
     def _arrive(self, tenant: str) -> None:
         if not self._num_live[tenant]:

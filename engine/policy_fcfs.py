@@ -13,6 +13,7 @@ class FcfsQueue:
     """
 
     keeps_count = False
+    displaces = False
 
     def __init__(self) -> None:
         """Nobody waits."""
@@ -45,10 +46,6 @@ class FcfsQueue:
     def urgency(self, state: RequestState) -> Rank:
         """As those that run are ordered."""
         return self.rank(state)
-
-    def may_start(self, state: RequestState, num_free_slots: int) -> bool:
-        """No slot stays free."""
-        return True
 
     def may_displace(self, newcomer: RequestState, running: RequestState) -> bool:
         """Whoever waits came later."""

@@ -15,6 +15,8 @@ class PriorityQueue(FcfsQueue):
     displaced each other in turn (https://github.com/vllm-project/vllm/issues/41951).
     """
 
+    displaces = True
+
     def __init__(self, ageing_s: float) -> None:
         """Nobody waits; ageing_s: seconds that weigh one step of priority."""
         super().__init__()

@@ -145,30 +145,34 @@ class Scheduler(Places):
 
         Before the step is made, so that nobody is preempted who is part of it.
         """
-        state = self._next(now_s) if self.running else None
+        state = self._next(now_s) if self.running and self.waiting.displaces else None
         if state is None:
             return
-        if not self.waiting.may_displace(state, self.running[-1]) or not self._could_fit(state):
+        victims = self._who_gives_way(state)
+        if not victims or not self._could_fit(state, victims):
             return
-        while self.running and self.waiting.may_displace(state, self.running[-1]):
-            if self._free_slots:
+        for victim in victims:
+            while self._free_slots:
                 if self._fits(state, self.memory.lookup(state, state.prefill_end)):
                     return
-                if self._reclaim(now_s):
-                    continue
-            self._preempt(self.running[-1], now_s, why="displaced", by=state)
+                if not self._reclaim(now_s):
+                    break
+            self._preempt(victim, now_s, why="displaced", by=state)
 
-    def _could_fit(self, state: RequestState) -> bool:
-        """Whether there might be pages for a waiting request if all gave way that it may displace.
+    def _who_gives_way(self, state: RequestState) -> list[RequestState]:
+        """Who runs and may lose its place to a waiting request, the highest rank first."""
+        may_displace = self.waiting.may_displace
+        return [each for each in reversed(self.running) if may_displace(state, each)]
+
+    def _could_fit(self, state: RequestState, victims: list[RequestState]) -> bool:
+        """Whether there might be pages for a waiting request if all victims gave way.
 
         Those who run ahead of it may hold too many; then nobody need give way for nothing.
         """
         hit = self.memory.lookup(state, state.prefill_end)
         needed = self.memory.num_needed(hit, min(state.prefill_end + 1, state.max_kv_tokens))
-        room = self.memory.num_available + sum(len(each.page_ids) for each in self.ending)
-        for other in reversed(self.running):
-            if room >= needed or not self.waiting.may_displace(state, other):
-                break
+        room = self.memory.num_available
+        for other in (*self.ending, *victims):
             room += len(other.page_ids)
         return room >= needed
 
@@ -255,8 +259,6 @@ class Scheduler(Places):
                 return
             urgency = self.waiting.urgency
             if before is not None and urgency(before) < urgency(state):
-                return
-            if not self.waiting.may_start(state, len(self._free_slots)):
                 return
             hit = self.memory.lookup(state, state.prefill_end)
             if not self._fits(state, hit):

@@ -81,8 +81,13 @@ class SimulatedScheduler(Scheduler):
         """Nobody who waits can get a slot, or ends, as long as those that run go on."""
         if self._free_slots or self._deadlines.next_s < math.inf:
             return False
-        first = self.waiting.first(now_s)
-        return first is None or not self.waiting.may_displace(first, self.running[-1])
+        waiting = self.waiting
+        if not waiting.displaces:
+            return True
+        if waiting.keeps_count:
+            return False  # what is computed changes whose turn it is
+        first = waiting.first(now_s)
+        return first is None or not self._who_gives_way(first)
 
     def _pages_suffice(self, num_rounds: int) -> bool:
         """There are certainly pages for so many tokens more of each row; twice as many, at most."""

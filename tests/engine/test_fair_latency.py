@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from octavo.engine.policy_fair import SLOTS_PER_KEPT
+from octavo.engine.policy_fair import SLOTS_PER_LOAN, FairQueue
 from octavo.engine.schedule import RequestState
 from octavo.engine.scheduler import KEPT_FOR_LOWEST
 
@@ -16,49 +16,99 @@ def state(name: str, tenant: str, prompt: int = 4, max_tokens: int = 40) -> Requ
     )
 
 
-def _driver(policy: str = "fair", num_slots: int = SLOTS_PER_KEPT) -> Driver:
+def _driver(policy: str = "fair", num_slots: int = SLOTS_PER_LOAN) -> Driver:
     config = small_config(
         policy=policy, max_num_seqs=num_slots, prefill_chunk_tokens=64, page_size=16
     )
-    return Driver(config, 400)
+    return Driver(config, 4000)
 
 
 def _running(driver: Driver) -> Counter[str]:
     return Counter(each.request.tenant for each in driver.scheduler.running)
 
 
-def test_a_slot_is_kept_from_a_long_queue_for_whoever_has_none():
-    """Breaks without it: the victim's next request would wait until one of the flooder's ends."""
-    driver = _driver()
-    driver.add(state("v0", "victim", max_tokens=200))
-    driver.step()
-    driver.add(*(state(f"f{n}", "flooder", max_tokens=200) for n in range(100)))
-    for _ in range(10):
+def _flooded(num_slots: int = SLOTS_PER_LOAN) -> Driver:
+    """Some requests of the victim run, and the flooder's, served more, hold all other slots."""
+    driver = _driver(num_slots=num_slots)
+    num_slow = num_slots // 4
+    driver.add(*(state(f"v{n}", "victim", max_tokens=200) for n in range(num_slow)))
+    for _ in range(num_slow // 4):
         driver.step()
-    assert _running(driver) == {"victim": 1, "flooder": SLOTS_PER_KEPT - 2}
-    driver.add(state("v1", "victim"))
-    assert ("v1", 0, 4) in chunks(driver.step())
+    driver.add(*(state(f"f{n}", "flooder", max_tokens=200) for n in range(3 * num_slots)))
+    for _ in range(num_slots // 2):
+        driver.step()
+    assert _running(driver) == {"victim": num_slow, "flooder": num_slots - num_slow}, "one idles"
+    return driver
 
 
-def test_no_slot_is_kept_if_nobody_else_is_there_or_all_have_queues():
-    """Breaks if it is kept for nobody: a busy engine would never fill its slots."""
+def test_a_slot_that_is_lent_goes_to_whoever_has_none_waiting():
+    """Breaks without it: the victim's next request would wait until one of the flooder's ends."""
+    driver = _flooded()
+    driver.add(state("new", "victim"))
+    assert ("new", 0, 4) in chunks(driver.step())
+    assert [each.request.request_id for each in driver.scheduler.preempted] == ["f23"]
+    assert _running(driver) == {"victim": 9, "flooder": SLOTS_PER_LOAN - 9}
+
+
+def test_only_the_last_slots_are_lent():
+    """Breaks if all of the flooder's would give way: what they computed would be for nothing."""
+    driver = _flooded()
+    driver.add(*(state(f"new{n}", "victim", max_tokens=200) for n in range(3)))
+    for _ in range(3):
+        driver.step()
+    assert _running(driver) == {"victim": 9, "flooder": SLOTS_PER_LOAN - 9}
+
+
+def test_a_lent_slot_is_not_taken_back_by_whoever_was_served_more():
+    """Breaks if any tenant may: the one that gave way would be next again, and nobody would run."""
+    driver = _flooded()
+    queue = driver.scheduler.waiting
+    assert isinstance(queue, FairQueue)
+    queue.charge(state("", "victim"), 100_000)
+    driver.add(state("new", "victim"))
+    driver.step()
+    assert driver.scheduler.preemptions_total == 0
+
+
+def test_who_gave_way_does_not_do_so_again_and_hides_nobody():
+    """Breaks if a request can lose its slot to each newcomer of others: it would never end.
+
+    Breaks too if only the highest rank can give way: that is one that did so before.
+    """
+    driver = _flooded(num_slots=4 * SLOTS_PER_LOAN)
+    for number in range(1, 100):
+        driver.add(state(f"new{number}", "victim", max_tokens=200))
+        driver.step()
+        if number <= 4:
+            assert driver.scheduler.preemptions_total == number
+        for _ in range(3):
+            driver.step()
+        states = driver.scheduler.live.values()
+        assert max(each.num_preemptions for each in states) <= 1
+
+
+def test_no_slot_is_lent_if_nobody_else_is_there_or_all_have_queues():
+    """Breaks if it is kept for nobody: whoever runs would give way to one that has its share."""
     alone, both = _driver(), _driver()
     for driver, tenants in ((alone, ["flooder"]), (both, ["flooder", "other"])):
         for tenant in tenants:
             driver.add(*(state(f"{tenant}{n}", tenant, max_tokens=200) for n in range(100)))
         for _ in range(10):
             driver.step()
-        assert sum(_running(driver).values()) == SLOTS_PER_KEPT
+        assert sum(_running(driver).values()) == SLOTS_PER_LOAN
+        driver.add(state("late", "third"))
+        driver.step()
+        assert driver.scheduler.preemptions_total == 0
 
 
-def test_first_come_first_served_keeps_none():
+def test_first_come_first_served_lends_none():
     driver = _driver("fcfs")
     driver.add(state("v0", "victim", max_tokens=200))
     driver.step()
     driver.add(*(state(f"f{n}", "flooder", max_tokens=200) for n in range(100)))
     for _ in range(10):
         driver.step()
-    assert sum(_running(driver).values()) == SLOTS_PER_KEPT
+    assert sum(_running(driver).values()) == SLOTS_PER_LOAN
 
 
 def test_a_prompt_of_whoever_was_served_less_goes_ahead_of_one_under_way():
