@@ -55,7 +55,7 @@ class Places:
           keeps_events: Whether schedules carry events.
         """
         scheduling = config.scheduling
-        self.waiting = make_queue(scheduling, config.max_num_seqs, costs)
+        self.waiting = make_queue(config, costs)
         self.running: list[RequestState] = []
         self.ending: list[RequestState] = []
         self.preempted: list[RequestState] = []

@@ -4,10 +4,11 @@ A policy is a queue. It sees every request come and go and is told what each com
 asks it who is next. Which policy runs is SchedulingConfig.policy; each has a file of its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
-from ..configs.scheduling_config import PolicyName, SchedulingConfig
+from ..configs.engine_config import EngineConfig
+from ..configs.scheduling_config import PolicyName
 from .policy_deadline import DeadlineQueue
 from .policy_fair import FairQueue
 from .policy_fcfs import FcfsQueue
@@ -22,9 +23,6 @@ class WaitingQueue(Protocol):
 
     keeps_count: bool
     """Whether `charge` is to be called."""
-
-    displaces: bool
-    """Whether `may_displace` is ever true."""
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -51,8 +49,13 @@ class WaitingQueue(Protocol):
     def urgency(self, state: RequestState) -> Rank:
         """Whose prompt is computed first, of one that waits or runs; the lowest. It may change."""
 
-    def may_displace(self, newcomer: RequestState, running: RequestState) -> bool:
-        """Whether a waiting request may take the slot or the pages of a running one."""
+    def gives_way(
+        self, newcomer: RequestState, running: Sequence[RequestState]
+    ) -> list[RequestState]:
+        """Those that run, by rank, whose places who is next may take; the first to go first.
+
+        Once they wait, the newcomer must still come before them.
+        """
 
     def charge(self, state: RequestState, num_tokens: int) -> None:
         """A step computes tokens for a request, the first time that they are computed."""
@@ -67,12 +70,15 @@ class WaitingQueue(Protocol):
         """It has fewer again."""
 
 
-def make_queue(config: SchedulingConfig, num_slots: int, costs: StepCosts) -> WaitingQueue:
-    """The empty queue of the policy that is configured, for so many slots."""
+def make_queue(engine_config: EngineConfig, costs: StepCosts) -> WaitingQueue:
+    """The empty queue of the policy that is configured."""
+    config = engine_config.scheduling
     makers: dict[PolicyName, Callable[[], WaitingQueue]] = {
         "fcfs": FcfsQueue,
         "priority": lambda: PriorityQueue(config.priority_ageing_s),
-        "fair": lambda: FairQueue(dict(config.tenant_weights), num_slots),
+        "fair": lambda: FairQueue(
+            dict(config.tenant_weights), engine_config.max_num_seqs, engine_config.page_size
+        ),
         "deadline": lambda: DeadlineQueue(config.default_ttft_target_s, costs),
     }
     return makers[config.policy]()

@@ -1,7 +1,7 @@
 """Equal or weighted shares for tenants. No JAX."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from .keyed_queue import KeyedQueue
 from .schedule import Rank, RequestState
@@ -11,8 +11,11 @@ TOKEN = 10**6
 """What a token adds to the counter of a tenant that weighs 1. Counters are whole numbers, so that
 it does not matter in which order tokens are counted."""
 
-SLOTS_PER_LOAN = 32
-"""One slot in so many is only lent to tenants with long queues."""
+SLOTS_PER_SHORT = 32
+"""A tenant's queue is short with one request waiting, or with one for so many slots."""
+
+MAX_DISPLACED = 4
+"""How often a request gives way; it would never end if it did for ever."""
 
 
 class FairQueue:
@@ -24,25 +27,22 @@ class FairQueue:
     counter of those who are there: pauses save nothing up. Source: Sheng et al., Fairness in
     Serving Large Language Models, https://arxiv.org/abs/2401.00588, algorithm 2.
 
-    No slot stays empty while requests wait. But whoever has more waiting than there are free slots
-    would take them all, and the next request of others would wait until one ends. So the last slots
-    are lent to such a tenant: a request in one of them gives way to the next one of a tenant that
-    had none waiting, once. What it computed is in the prefix cache.
+    No slot stays empty while requests wait, so a tenant that floods has all that others do not use.
+    Their next request need not wait until one of its ends: it takes the place of one (`gives_way`).
     """
 
     keeps_count = True
-    displaces = True
 
-    def __init__(self, weights: Mapping[str, float], num_slots: int) -> None:
+    def __init__(self, weights: Mapping[str, float], num_slots: int, page_size: int) -> None:
         """Nobody waits.
 
         Args:
           weights: Of tenants that do not weigh 1.
           num_slots: Of the engine.
+          page_size: Tokens per page.
         """
-        self._num_slots = num_slots
-        self._num_loans = num_slots // SLOTS_PER_LOAN
-        self._borrowers: set[int] = set()  # ordinals of requests that run in lent slots
+        self._page_size = page_size
+        self._max_short = max(1, num_slots // SLOTS_PER_SHORT)
         self._steps = {tenant: round(TOKEN / weight) for tenant, weight in weights.items()}
         self._served: dict[str, int] = {}  # the counters
         self._num_live: Counter[str] = Counter()
@@ -64,7 +64,6 @@ class FairQueue:
     def push(self, state: RequestState) -> None:
         """A request waits."""
         tenant = state.request.tenant
-        self._borrowers.discard(state.ordinal)
         if state.num_preemptions == 0:
             self._arrive(tenant)
         queue = self._queues.get(tenant)
@@ -96,36 +95,38 @@ class FairQueue:
         return chosen
 
     def rank(self, state: RequestState) -> Rank:
-        """The order in which slots were given, those that are lent last.
-
-        Counters change, and a rank must not.
-        """
+        """The order in which slots were given: counters change, and a rank must not."""
         self._num_ranked += 1
-        num_held = self._num_live.total() - self._num_waiting  # or all dispatched, and about to end
-        num_free = max(self._num_slots - num_held, 0)
-        is_one_of_last = num_free + len(self._borrowers) < self._num_loans
-        num_behind = len(self._queues.get(state.request.tenant, ()))
-        is_borrower = is_one_of_last and self._lends(num_behind, num_free)
-        if is_borrower:
-            self._borrowers.add(state.ordinal)
-        return (is_borrower, self._num_ranked)
+        return (self._num_ranked,)
 
     def urgency(self, state: RequestState) -> Rank:
         """Whose tenant was served least, and of one tenant the earlier."""
         return (self._served[state.request.tenant], state.ordinal)
 
-    def may_displace(self, newcomer: RequestState, running: RequestState) -> bool:
-        """Whoever runs in a lent slot gives way to a tenant that was served less.
+    def gives_way(
+        self, newcomer: RequestState, running: Sequence[RequestState]
+    ) -> list[RequestState]:
+        """One of a tenant that was served more and has a long queue, for one with a short queue.
 
-        Unless that would only borrow it too. Others keep theirs: slots come free soon enough, and
-        what they have computed is paid for.
+        Two that both have long queues would only take turns at computing things again. Of those
+        that may go the one that has the least to compute again: the rest is in the prefix cache.
         """
-        if running.ordinal not in self._borrowers:
-            return False
-        tenant = newcomer.request.tenant
-        if tenant == running.request.tenant or self.urgency(newcomer) > self.urgency(running):
-            return False
-        return not self._lends(len(self._queues[tenant]) - 1, 0)
+        queues, served, tenant = self._queues, self._served, newcomer.request.tenant
+        if len(queues[tenant]) > self._max_short:
+            return []
+        others = {
+            other
+            for other, queue in queues.items()
+            if len(queue) > self._max_short and served[other] > served[tenant]
+        }
+        if not others:
+            return []
+        victims = [
+            each
+            for each in running
+            if each.request.tenant in others and each.num_preemptions < MAX_DISPLACED
+        ]
+        return [min(victims, key=self._num_lost)] if victims else []
 
     def charge(self, state: RequestState, num_tokens: int) -> None:
         """Tokens are computed for a request."""
@@ -135,7 +136,6 @@ class FairQueue:
     def depart(self, state: RequestState) -> None:
         """A request has ended."""
         tenant = state.request.tenant
-        self._borrowers.discard(state.ordinal)
         self._num_live[tenant] -= 1
         if not self._num_live[tenant]:
             del self._num_live[tenant]
@@ -150,16 +150,9 @@ class FairQueue:
         """It has fewer again."""
         self._blocked.discard(tenant)
 
-    def _lends(self, num_behind: int, num_free: int) -> bool:
-        """Whether one of the last slots is only lent to whoever gets it.
-
-        That is, if other tenants have nothing waiting, who would find no slot soon.
-
-        Args:
-          num_behind: What else its tenant has waiting.
-          num_free: Slots that are left.
-        """
-        return len(self._num_live) > len(self._queues) and num_behind > num_free
+    def _num_lost(self, state: RequestState) -> int:
+        """Tokens that a request would compute again if it lost its slot."""
+        return state.num_computed_tokens - len(state.held) * self._page_size
 
     def _arrive(self, tenant: str) -> None:
         if not self._num_live[tenant]:

@@ -1,6 +1,6 @@
 """First come, first served. No JAX."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .keyed_queue import KeyedQueue
 from .schedule import Rank, RequestState
@@ -13,7 +13,6 @@ class FcfsQueue:
     """
 
     keeps_count = False
-    displaces = False
 
     def __init__(self) -> None:
         """Nobody waits."""
@@ -47,9 +46,11 @@ class FcfsQueue:
         """As those that run are ordered."""
         return self.rank(state)
 
-    def may_displace(self, newcomer: RequestState, running: RequestState) -> bool:
-        """Whoever waits came later."""
-        return False
+    def gives_way(
+        self, newcomer: RequestState, running: Sequence[RequestState]
+    ) -> list[RequestState]:
+        """Nobody: whoever waits came later."""
+        return []
 
     def charge(self, state: RequestState, num_tokens: int) -> None:
         """Nobody keeps count."""

@@ -1,5 +1,6 @@
 """The higher priority first, and waiting counts. No JAX."""
 
+from collections.abc import Sequence
 from typing import override
 
 from .policy_fcfs import FcfsQueue
@@ -15,8 +16,6 @@ class PriorityQueue(FcfsQueue):
     displaced each other in turn (https://github.com/vllm-project/vllm/issues/41951).
     """
 
-    displaces = True
-
     def __init__(self, ageing_s: float) -> None:
         """Nobody waits; ageing_s: seconds that weigh one step of priority."""
         super().__init__()
@@ -29,7 +28,13 @@ class PriorityQueue(FcfsQueue):
         return (request.arrival_s - request.priority * self._ageing_s, state.ordinal)
 
     @override
-    def may_displace(self, newcomer: RequestState, running: RequestState) -> bool:
-        """A strictly higher priority may, unless the other got its slot by having waited."""
-        is_higher = newcomer.request.priority > running.request.priority
-        return is_higher and self.rank(newcomer) < self.rank(running)
+    def gives_way(
+        self, newcomer: RequestState, running: Sequence[RequestState]
+    ) -> list[RequestState]:
+        """Those of strictly lower priority, unless they got their slots by having waited."""
+        priority, rank = newcomer.request.priority, self.rank(newcomer)
+        return [
+            each
+            for each in reversed(running)
+            if each.request.priority < priority and each.rank > rank
+        ]

@@ -145,10 +145,10 @@ class Scheduler(Places):
 
         Before the step is made, so that nobody is preempted who is part of it.
         """
-        state = self._next(now_s) if self.running and self.waiting.displaces else None
+        state = self._next(now_s) if self.running else None
         if state is None:
             return
-        victims = self._who_gives_way(state)
+        victims = self.waiting.gives_way(state, self.running)
         if not victims or not self._could_fit(state, victims):
             return
         for victim in victims:
@@ -158,11 +158,6 @@ class Scheduler(Places):
                 if not self._reclaim(now_s):
                     break
             self._preempt(victim, now_s, why="displaced", by=state)
-
-    def _who_gives_way(self, state: RequestState) -> list[RequestState]:
-        """Who runs and may lose its place to a waiting request, the highest rank first."""
-        may_displace = self.waiting.may_displace
-        return [each for each in reversed(self.running) if may_displace(state, each)]
 
     def _could_fit(self, state: RequestState, victims: list[RequestState]) -> bool:
         """Whether there might be pages for a waiting request if all victims gave way.

@@ -82,12 +82,10 @@ class SimulatedScheduler(Scheduler):
         if self._free_slots or self._deadlines.next_s < math.inf:
             return False
         waiting = self.waiting
-        if not waiting.displaces:
-            return True
         if waiting.keeps_count:
             return False  # what is computed changes whose turn it is
         first = waiting.first(now_s)
-        return first is None or not self._who_gives_way(first)
+        return first is None or not waiting.gives_way(first, self.running)
 
     def _pages_suffice(self, num_rounds: int) -> bool:
         """There are certainly pages for so many tokens more of each row; twice as many, at most."""

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from octavo.configs.scheduling_config import PolicyName, SchedulingConfig
+from octavo.configs.scheduling_config import PolicyName
 from octavo.engine.policy import WaitingQueue, make_queue
 
 from .fakes import planned_costs, small_config
@@ -13,10 +13,15 @@ from .policy_queues import POLICIES, drain, fill, state
 from .test_scheduler import Driver, inserts
 
 
+def _queue(policy: PolicyName) -> WaitingQueue:
+    config = small_config(policy=policy)
+    return make_queue(config, planned_costs(config))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_equal_requests_are_served_as_they_came(policy: PolicyName):
     """Breaks if ties are settled by anything but the order of arrival."""
-    queue = make_queue(SchedulingConfig(policy=policy), 4, planned_costs(small_config()))
+    queue = _queue(policy)
     assert isinstance(queue, WaitingQueue)
     fill(queue, *(state(f"r{n}") for n in range(30)))
     assert len(queue) == len(list(queue)) == 30
@@ -26,7 +31,7 @@ def test_equal_requests_are_served_as_they_came(policy: PolicyName):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_blocked_tenant_is_passed_over_and_comes_back_where_it_was(policy: PolicyName):
-    queue = make_queue(SchedulingConfig(policy=policy), 4, planned_costs(small_config()))
+    queue = _queue(policy)
     states = [state(f"{tenant}{n}", tenant=tenant) for n in range(2) for tenant in "ab"]
     fill(queue, *states)
     queue.block("a")
@@ -45,7 +50,7 @@ def test_a_blocked_tenant_is_passed_over_and_comes_back_where_it_was(policy: Pol
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_whoever_is_removed_is_gone(policy: PolicyName):
-    queue = make_queue(SchedulingConfig(policy=policy), 4, planned_costs(small_config()))
+    queue = _queue(policy)
     states = [state(f"r{n}") for n in range(9)]
     fill(queue, *states)
     for each in states[::2]:
@@ -53,10 +58,11 @@ def test_whoever_is_removed_is_gone(policy: PolicyName):
     assert drain(queue) == [f"r{n}" for n in range(1, 9, 2)]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "fair", "deadline"])
-def test_no_other_policy_displaces(policy: PolicyName):
-    queue = make_queue(SchedulingConfig(policy=policy), 4, planned_costs(small_config()))
-    assert not queue.may_displace(state("a", priority=9), state("b"))
+@pytest.mark.parametrize("policy", ["fcfs", "deadline"])
+def test_nobody_gives_way(policy: PolicyName):
+    queue, running = _queue(policy), state("b", ttft_target_s=60.0)
+    running.rank = queue.rank(running)
+    assert not queue.gives_way(state("a", priority=9, ttft_target_s=1.0), [running])
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -43,18 +43,18 @@ def _ask(queue: FairQueue, tenant: str, ordinals: Iterator[int]) -> None:
 
 def test_fair_equal_shares_whatever_the_backlog():
     """One tenant floods tenfold."""
-    served = _serve(FairQueue({}, 4), {"flood": 100, "victim": 1}, 1000)
+    served = _serve(FairQueue({}, 4, 16), {"flood": 100, "victim": 1}, 1000)
     assert abs(served["flood"] - served["victim"]) <= 10
 
 
 def test_fair_weighted_shares():
-    served = _serve(FairQueue({"heavy": 3.0}, 4), {"heavy": 5, "light": 5}, 4000)
+    served = _serve(FairQueue({"heavy": 3.0}, 4, 16), {"heavy": 5, "light": 5}, 4000)
     assert abs(served["heavy"] - 3 * served["light"]) <= 40
 
 
 def test_fair_shares_are_of_tokens_not_of_requests():
     """A tenant of requests ten times as long gets a tenth as many."""
-    queue = FairQueue({}, 4)
+    queue = FairQueue({}, 4, 16)
     ordinals = iter(range(10**9))
     served: Counter[str] = Counter()
     for tenant in ("long", "short"):
@@ -74,14 +74,14 @@ def test_fair_shares_are_of_tokens_not_of_requests():
 
 def test_fair_work_goes_on_when_only_one_tenant_has_any():
     """No slot stays empty to wait for those who were served less."""
-    queue = FairQueue({}, 4)
+    queue = FairQueue({}, 4, 16)
     fill(queue, *(state(f"a{n}", tenant="a") for n in range(9)))
     assert len(drain(queue)) == 9
 
 
 def test_fair_a_pause_saves_nothing_up():
     """Breaks if a tenant that was away may catch up: it would have the engine for itself."""
-    queue = FairQueue({}, 4)
+    queue = FairQueue({}, 4, 16)
     _serve(queue, {"busy": 2, "pauses": 1}, 100)
     for waits in list(queue):
         if waits.request.tenant == "pauses":
@@ -111,7 +111,7 @@ def test_fair_a_pause_saves_nothing_up():
 
 def test_fair_leaving_and_coming_back_does_not_wash_off_what_was_served():
     """Breaks if a tenant starts anew each time that it has nothing live."""
-    queue = FairQueue({}, 4)
+    queue = FairQueue({}, 4, 16)
     ordinals = iter(range(10**9))
     _ask(queue, "other", ordinals)
     served: Counter[str] = Counter()
@@ -129,7 +129,7 @@ def test_fair_leaving_and_coming_back_does_not_wash_off_what_was_served():
 
 
 def test_fair_a_preempted_request_comes_before_its_tenants_others():
-    queue = FairQueue({}, 4)
+    queue = FairQueue({}, 4, 16)
     fresh, again = state("fresh"), state("again")
     fill(queue, fresh)
     again.ordinal, again.num_preemptions = 7, 1
@@ -144,7 +144,7 @@ def test_fair_memory_is_bounded_for_a_million_tenants(monkeypatch: pytest.Monkey
     Breaks if a counter is kept for everybody who ever came.
     """
     monkeypatch.setattr(policy_fair, "MAX_IDLE_TENANTS", 64)
-    queue = FairQueue({}, 4)
+    queue = FairQueue({}, 4, 16)
     rng = random.Random(0)
     for number in range(20_000):
         passing = state("r", tenant=f"t{number}")

@@ -42,7 +42,9 @@ def test_priority_strictly_higher_may_displace_unless_the_other_has_aged(
 ):
     """Case 5.3: equal ones that displace each other do so in turn, for ever."""
     queue = PriorityQueue(10.0)
-    assert queue.may_displace(state("newcomer", **newcomer), state("running", **running)) is may
+    runs = state("running", **running)
+    runs.rank = queue.rank(runs)
+    assert queue.gives_way(state("newcomer", **newcomer), [runs]) == [runs] * may
 
 
 def _priority_driver(num_pages: int = 40) -> Driver:
