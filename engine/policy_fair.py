@@ -1,9 +1,10 @@
 """Equal or weighted shares for tenants. No JAX."""
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from .keyed_queue import KeyedQueue
+from .keyed_queue import MAX_STALE_ENTRIES, KeyedQueue
 from .schedule import Rank, RequestState
 
 MAX_IDLE_TENANTS = 4096
@@ -48,6 +49,10 @@ class FairQueue:
         self._num_live: Counter[str] = Counter()
         self._queues: dict[str, KeyedQueue] = {}  # of tenants with requests that wait
         self._blocked: set[str] = set()
+        # Tenants by what was served and who is first. Counters grow without notice, so an entry may
+        # be too low, and is corrected once it is the lowest; others than `_entered` are stale.
+        self._heap: list[tuple[int, int, str]] = []
+        self._entered: dict[str, tuple[int, int, str]] = {}
         self._num_waiting = 0
         self._num_ranked = 0
         self._floor = 0  # the lowest counter when there last was a tenant
@@ -71,28 +76,39 @@ class FairQueue:
             queue = self._queues[tenant] = KeyedQueue(_ran_before_and_order)
         queue.push(state)
         self._num_waiting += 1
+        self._enter(tenant)
 
     def remove(self, state: RequestState) -> None:
         """It waits no more."""
         tenant = state.request.tenant
         queue = self._queues[tenant]
         queue.remove(state)
+        self._num_waiting -= 1
         if not queue:
             del self._queues[tenant]
-        self._num_waiting -= 1
+            self._entered.pop(tenant, None)
+            if len(self._heap) > 2 * len(self._queues) + MAX_STALE_ENTRIES:
+                self._heap = list(self._entered.values())
+                heapq.heapify(self._heap)
 
     def first(self, now_s: float) -> RequestState | None:
         """The first of the tenant that was served least."""
-        best: tuple[int, int] | None = None
-        chosen = None
-        for tenant, queue in self._queues.items():
-            state = queue.first() if tenant not in self._blocked else None
-            if state is None:
-                continue
-            key = (self._served[tenant], state.ordinal)
-            if best is None or key < best:
-                best, chosen = key, state
-        return chosen
+        heap = self._heap
+        while heap:
+            entry = heap[0]
+            tenant = entry[-1]
+            if self._entered.get(tenant) is not entry:
+                heapq.heappop(heap)
+            elif tenant in self._blocked:
+                heapq.heappop(heap)
+                del self._entered[tenant]
+            else:
+                now = self._entry(tenant)
+                if now == entry:
+                    return self._queues[tenant].first()
+                self._entered[tenant] = now
+                heapq.heapreplace(heap, now)
+        return None
 
     def rank(self, state: RequestState) -> Rank:
         """The order in which slots were given: counters change, and a rank must not."""
@@ -114,17 +130,15 @@ class FairQueue:
         queues, served, tenant = self._queues, self._served, newcomer.request.tenant
         if len(queues[tenant]) > self._max_short:
             return []
-        others = {
-            other
-            for other, queue in queues.items()
-            if len(queue) > self._max_short and served[other] > served[tenant]
+        mine = served[tenant]
+        floods = {
+            other: served[other] > mine and len(queues.get(other, ())) > self._max_short
+            for other in {each.request.tenant for each in running}
         }
-        if not others:
-            return []
         victims = [
             each
             for each in running
-            if each.request.tenant in others and each.num_preemptions < MAX_DISPLACED
+            if floods[each.request.tenant] and each.num_preemptions < MAX_DISPLACED
         ]
         return [min(victims, key=self._num_lost)] if victims else []
 
@@ -149,6 +163,20 @@ class FairQueue:
     def unblock(self, tenant: str) -> None:
         """It has fewer again."""
         self._blocked.discard(tenant)
+        if tenant in self._queues:
+            self._enter(tenant)
+
+    def _enter(self, tenant: str) -> None:
+        """Sees to it that no entry of a tenant with requests that wait is too high."""
+        entry = self._entry(tenant)
+        if tenant not in self._entered or entry < self._entered[tenant]:
+            self._entered[tenant] = entry
+            heapq.heappush(self._heap, entry)
+
+    def _entry(self, tenant: str) -> tuple[int, int, str]:
+        first = self._queues[tenant].first()
+        assert first is not None, "a queue without requests is kept"
+        return (self._served[tenant], first.ordinal, tenant)
 
     def _num_lost(self, state: RequestState) -> int:
         """Tokens that a request would compute again if it lost its slot."""

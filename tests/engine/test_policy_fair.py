@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from octavo.engine import policy_fair
+from octavo.engine.keyed_queue import MAX_STALE_ENTRIES
 from octavo.engine.policy_fair import FairQueue
 from octavo.engine.schedule import RequestState, Schedule
 
@@ -138,6 +139,50 @@ def test_fair_a_preempted_request_comes_before_its_tenants_others():
     assert drain(queue) == ["again", "fresh"]
 
 
+def test_fair_the_next_one_is_found_without_looking_at_all_tenants():
+    """Against a search through all. Breaks if an order of tenants is not kept up to date."""
+
+    def search() -> RequestState | None:
+        firsts = [q.first() for name, q in queue._queues.items() if name not in queue._blocked]
+        return min((one for one in firsts if one), key=queue.urgency, default=None)
+
+    for seed in range(60):
+        rng = random.Random(seed)
+        queue, ordinals = FairQueue({"a": 2.0}, 4, 16), iter(range(10**9))
+        waiting: list[RequestState] = []
+        running: list[RequestState] = []
+        for _ in range(300):
+            what, tenant = rng.random(), rng.choice("abcdefgh")
+            first = queue.first(0.0)
+            if what < 0.35:
+                new = state("r", tenant=tenant)
+                new.ordinal = next(ordinals)
+                queue.push(new)
+                waiting.append(new)
+            elif what < 0.55 and first is not None:
+                queue.remove(first)
+                waiting.remove(first)
+                running.append(first)
+            elif what < 0.7 and running:
+                queue.charge(rng.choice(running), rng.choice([0, 1, 1, 10]))
+            elif what < 0.76 and running:
+                back = running.pop(rng.randrange(len(running)))
+                back.num_preemptions += 1
+                queue.push(back)
+                waiting.append(back)
+            elif what < 0.82 and running:
+                queue.depart(running.pop(rng.randrange(len(running))))
+            elif what < 0.86 and waiting:
+                gone = waiting.pop(rng.randrange(len(waiting)))
+                queue.remove(gone)
+                queue.depart(gone)
+            elif what < 0.93:
+                queue.block(tenant)
+            else:
+                queue.unblock(tenant)
+            assert queue.first(0.0) is search()
+
+
 def test_fair_memory_is_bounded_for_a_million_tenants(monkeypatch: pytest.MonkeyPatch):
     """Each comes once, is served and goes; scaled down, with the bound scaled as well.
 
@@ -155,6 +200,8 @@ def test_fair_memory_is_bounded_for_a_million_tenants(monkeypatch: pytest.Monkey
         queue.depart(passing)
         assert len(queue._served) <= 64 + 2
         assert len(queue._num_live) == len(queue._queues) == len(queue._blocked) == 0
+        assert len(queue._entered) == 0
+        assert len(queue._heap) <= MAX_STALE_ENTRIES
 
 
 def test_fair_in_the_scheduler_shares_steps_and_never_idles():
