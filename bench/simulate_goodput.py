@@ -1,13 +1,16 @@
-"""Goodput: which policy lets the most requests meet their targets when too many come."""
+"""Goodput: which policy lets the most requests meet their targets when too many come.
+
+And that nobody starves while they come, whom a policy puts last (simulate_starvation).
+"""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import get_args
 
 from ..configs.scheduling_config import PolicyName, SchedulingConfig
-from ..engine.policy_deadline import LATE_TARGETS
 from ..engine.simulated_traffic import Stream
 from ..engine.simulator import Fleet, Simulator
+from .simulate_starvation import starvation
 from .simulation_report import Check, Report, ms
 from .simulation_setup import Engine, PlannedCosts, capacity_per_s, requests
 
@@ -58,7 +61,6 @@ def goodput(costs: PlannedCosts, seeds: Sequence[int], seconds: float) -> Report
         for stream in MIX
     ]
     policies = get_args(PolicyName)
-    bounds = {policy: _longest_wait_s(policy, engine, capacity) for policy in policies}
     rows: list[list[str]] = []
     bounded: list[str] = []
     for wait_s in WAIT_BOUNDS_S:
@@ -72,13 +74,11 @@ def goodput(costs: PlannedCosts, seeds: Sequence[int], seconds: float) -> Report
             f"{fcfs:.2f} good/s, deadline {deadline:.2f}, {deadline / max(fcfs, 1e-9):.2f} times"
         )
     goodputs: dict[tuple[str, int], float] = {}
-    waits: dict[str, list[float]] = {policy: [] for policy in policies}
     for seed in seeds:
         for policy in policies:
             results = _run(engine, policy, streams, seed, seconds).results
             everyone = results.group(to_s=seconds)
             goodputs[policy, seed] = everyone.goodput / seconds
-            waits[policy].append(everyone.longest_queue_s)
             row = [str(seed), policy, f"{everyone.goodput / seconds:.2f}"]
             row.append(f"{goodputs[policy, seed] / max(goodputs['fcfs', seed], 1e-9):.2f}")
             for stream in streams:
@@ -86,7 +86,6 @@ def goodput(costs: PlannedCosts, seeds: Sequence[int], seconds: float) -> Report
                 row.append(f"{100 * group.goodput / max(group.num_ended, 1):.0f}%")
                 row.append(ms(group.ttft_s[1]))
             row += [str(results.num_refused), f"{everyone.longest_queue_s:.1f}"]
-            row.append(f"{bounds[policy]:.1f}")
             rows.append(row)
     about = [
         str(costs),
@@ -102,6 +101,8 @@ def goodput(costs: PlannedCosts, seeds: Sequence[int], seconds: float) -> Report
         for stream in streams
     ]
     about += bounded
+    about_waits, waits = starvation(costs, seeds)
+    about += about_waits
     columns = [
         f"{stream.request_class} {what}" for stream in streams for what in ("good", "TTFT p90 ms")
     ]
@@ -110,42 +111,14 @@ def goodput(costs: PlannedCosts, seeds: Sequence[int], seconds: float) -> Report
         about=about,
         header=(
             *("seed", "policy", "good/s", "/ fcfs", *columns),
-            *("refused", "longest wait s", "bound s"),
+            *("refused", "longest wait s"),
         ),
         rows=rows,
         checks=[
             Check(name="goodput of deadline over fcfs, lowest", value=min(gains), low=1.2),
-            *(
-                Check(
-                    name=f"longest wait for a slot under {policy}",
-                    value=max(waits[policy]),
-                    high=bounds[policy],
-                )
-                for policy in policies
-            ),
+            *waits,
         ],
     )
-
-
-def _longest_wait_s(policy: PolicyName, engine: Engine, capacity: float) -> float:
-    """What the policy promises: nobody waits longer for a slot.
-
-    From some time on nobody who comes passes a request any more: at once under fcfs, after the
-    range of priorities times the ageing, or once the request counts as late. Then it waits for
-    what is there, at most a full queue and full slots. Under fair its tenant has that much at most,
-    and one share of three.
-    """
-    scheduling = SchedulingConfig(policy=policy)
-    queue_s = (scheduling.max_num_queued + engine.max_num_seqs) / capacity
-    priorities = [stream.priority for stream in MIX]
-    targets_s = [stream.ttft_target_s or scheduling.default_ttft_target_s for stream in MIX]
-    late_s = LATE_TARGETS * scheduling.default_ttft_target_s
-    return {
-        "fcfs": queue_s,
-        "priority": queue_s + (max(priorities) - min(priorities)) * scheduling.priority_ageing_s,
-        "fair": queue_s * len(MIX),
-        "deadline": queue_s + max(targets_s) + late_s,
-    }[policy]
 
 
 def _run(
