@@ -35,7 +35,8 @@ class EngineConfig:
       device_memory_bytes: Memory for parameters, programs, temporaries and the KV pool together.
         None: all that the device reports; the CPU reports none, and there the pool takes at most a
         quarter of the memory that is free.
-      host_kv_bytes: Host memory for KV pages that had to leave the device. 0: they are dropped.
+      host_kv_bytes: Host memory for KV pages that had to leave the device; only those of the prefix
+        cache go there. 0: they are dropped.
       max_stop_ids: Stop ids per request, the model's end-of-sequence ids included.
       seed: Where seeds come from for requests that bring none.
       scheduling: Who is let in and who goes first; nothing compiled depends on it.
@@ -85,6 +86,11 @@ class EngineConfig:
         given = [f"{name} is {getattr(self, name)}" for name in sizes if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}; give at most one of them")
+        if self.host_kv_bytes and not self.scheduling.prefix_cache:
+            raise ValueError(
+                f"host_kv_bytes is {self.host_kv_bytes} and prefix_cache is False; only pages of "
+                "the prefix cache go to host memory"
+            )
         if self.token_budget <= self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must exceed "

@@ -10,7 +10,14 @@ from pathlib import Path
 
 from absl import flags
 
-from .command_line import EXIT_FAILURE, Command, CommandError, UsageError, check_utf8
+from .command_line import (
+    EXIT_FAILURE,
+    Command,
+    CommandError,
+    UsageError,
+    check_utf8,
+    is_given,
+)
 from .engine_flags import ALL_FIELDS, define_engine_flags, model_options
 from .model_loading import load_model
 from .progress import ProgressDisplay
@@ -95,6 +102,8 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
             event_log=Path(values.event_log),
             event_log_max_bytes=values.event_log_max_bytes,
         )
+    elif is_given(values, "event_log_max_bytes"):
+        raise UsageError("--event_log_max_bytes goes with --event_log")
     most_live = options.engine.max_num_seqs + options.engine.scheduling.max_num_queued
     config = ServerConfig(
         host=values.host,

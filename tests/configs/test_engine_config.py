@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.configs.engine_config import EngineConfig
+from octavo.configs.scheduling_config import SchedulingConfig
 
 # The suite checks annotations at run time, and would refuse a wrong type before the record does.
 pytestmark = pytest.mark.usefixtures("types_unchecked")
@@ -67,6 +68,14 @@ def test_the_pool_has_one_size() -> None:
         config(num_pages=8, kv_cache_bytes=4096)
     with pytest.raises(ValueError, match=r"kv_cache_bytes is 1 and device_memory_bytes is 2; "):
         config(kv_cache_bytes=1, device_memory_bytes=2)
+
+
+def test_host_memory_needs_the_prefix_cache() -> None:
+    """Without it no page ever goes there, and the transfers would be compiled for nothing."""
+    without = SchedulingConfig(prefix_cache=False)
+    with pytest.raises(ValueError, match=r"host_kv_bytes is 1 and prefix_cache is False; "):
+        config(host_kv_bytes=1, scheduling=without)
+    assert config(host_kv_bytes=0, scheduling=without).host_kv_bytes == 0
 
 
 def test_the_budget_leaves_room_for_prompts() -> None:

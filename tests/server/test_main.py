@@ -88,6 +88,8 @@ BAD_COMMAND_LINES = {
     "serve --stall_timeout_s=0": "--stall_timeout_s=0: 0.0 is not number >= 1.0",
     "serve --stall_timeout_s=nan": "--stall_timeout_s is nan; it must be",
     "serve --host_kv_bytes=-1": "--host_kv_bytes is -1; it must be a whole number in [0, ",
+    "serve --host_kv_bytes=1 --noprefix_cache": "--host_kv_bytes is 1 and prefix_cache is False; ",
+    "serve --event_log_max_bytes=9": "--event_log_max_bytes goes with --event_log",
     "serve --policy=lifo": "--policy=lifo: value should be one of <fcfs|priority|fair|deadline>",
     "serve --prefix_cache=maybe": "--prefix_cache=maybe",
     "serve --max_num_queued=-1": "--max_num_queued is -1; it must be a whole number in [0, ",
