@@ -102,9 +102,8 @@ def test_says_what_is_wrong_with_the_command_line(
 def test_the_table_shows_what_it_promises(table: str):
     """Three seeds, in a process of its own so that types are not checked at run time.
 
-    fairness breaks without the slots and prompt tokens that the policy keeps for whoever was
-    served least; goodput if hopeless requests keep their turn; retries if promised places are
-    given to newcomers.
+    fairness breaks if nobody who floods gives way to whoever was served less; goodput if hopeless
+    requests keep their turn; retries if promised places are given to newcomers.
     """
     done = _process([table])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -112,7 +111,7 @@ def test_the_table_shows_what_it_promises(table: str):
 
 @pytest.mark.full
 def test_twenty_thousand_requests_over_64_replicas():
-    """A fiftieth of `make simulate ARGS=million`. Breaks if the cost per request grows.
+    """A fiftieth of `make simulate TABLE=million`. Breaks if the cost per request grows.
 
     The bound is five times what it takes: the machine may be busy.
     """
