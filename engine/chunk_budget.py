@@ -3,36 +3,30 @@
 Decode rows run in every step, so a step that takes long delays every stream by that much. Where
 there is a target for the time between tokens, the chunk is the largest whose step is predicted to
 keep it. Under the policy "deadline" the targets of the decode rows count as well as that of the
-engine. Predictions are what was measured at start, times how far the last steps were off: a busy
-machine, or attention that grows with the context, corrects itself.
+engine.
 """
 
 import math
 from collections.abc import Sequence
 
 from ..configs.engine_config import EngineConfig
-from .schedule import RequestState, Schedule
-from .step_costs import StepCosts, chunk_kv_tokens
+from .predictions import Predictions
+from .schedule import RequestState
+from .step_costs import chunk_kv_tokens
 from .step_shapes import StepShapes
-
-DRIFT_WEIGHT = 0.2
-"""Of the last step in the running mean of measured over predicted."""
-
-MIN_DRIFT, MAX_DRIFT = 0.25, 4.0
 
 
 class ChunkBudget:
     """Sizes chunks for one engine."""
 
-    def __init__(self, config: EngineConfig, costs: StepCosts) -> None:
-        """Trusts the predictions until steps were seen."""
+    def __init__(self, config: EngineConfig, predictions: Predictions) -> None:
+        """For these sizes and targets, by what steps are predicted to take."""
         self._config = config
         self._shapes = StepShapes.from_config(config)
-        self._costs = costs
+        self._predictions = predictions
         target_ms = config.scheduling.inter_token_target_ms
         self._target_s = math.inf if target_ms is None else target_ms / 1000
         self._keeps_row_targets = config.scheduling.policy == "deadline"
-        self._drift = 1.0
 
     def tokens(
         self,
@@ -60,12 +54,11 @@ class ChunkBudget:
         start = next((state.num_computed_tokens for state in running if state.is_prefilling), 0)
 
         def predicted_s(length: int) -> float:
-            step_s = self._costs.step_s(
+            return self._predictions.step_s(
                 self._shapes.key_for(num_decodes, length),
                 decode_kv_tokens=decode_kv_tokens,
                 chunk_kv_tokens=chunk_kv_tokens(start, length),
             )
-            return step_s * self._drift
 
         # No fewer than the step takes in any case.
         lengths = [
@@ -85,14 +78,3 @@ class ChunkBudget:
             return []
         targets_s = (state.request.tpot_target_s for state in decodes)
         return [each for each in targets_s if each is not None]
-
-    def observe(self, schedule: Schedule, measured_s: float) -> None:
-        """Learns from a step how far predictions are off."""
-        num_chunk_tokens = sum(chunk.length for chunk in schedule.chunks)
-        predicted_s = self._costs.step_s(
-            self._shapes.key_for(len(schedule.decodes), num_chunk_tokens),
-            decode_kv_tokens=schedule.decode_kv_tokens,
-            chunk_kv_tokens=sum(chunk_kv_tokens(c.start, c.length) for c in schedule.chunks),
-        )
-        ratio = min(max(measured_s / predicted_s, MIN_DRIFT), MAX_DRIFT)
-        self._drift += DRIFT_WEIGHT * (ratio - self._drift)

@@ -11,7 +11,7 @@ from .events import DetailValue, Event, EventKind
 from .page_pool import PagePool
 from .prefix_cache import CachedPage, EvictionReason, MissReason, PrefixCache
 from .schedule import RequestState, Transfer, TransferKind
-from .step_costs import StepCosts
+from .step_costs import PromptCosts
 from .token_chain import TokenChain
 
 
@@ -57,7 +57,7 @@ class KVMemory:
         page_size: int,
         *,
         max_host_pages: int,
-        costs: StepCosts,
+        costs: PromptCosts,
         keeps_events: bool = True,
     ) -> None:
         """Every page is free.

@@ -13,6 +13,7 @@ from .deadlines import Deadlines
 from .events import DetailValue, Event, EventKind
 from .kv_memory import Hit, KVMemory
 from .policy import make_queue
+from .predictions import Predictions
 from .schedule import RequestState
 from .step_costs import StepCosts
 from .token_chain import TokenChain, root_key
@@ -50,12 +51,13 @@ class Places:
         Args:
           config: Sizes, policy and bounds.
           num_pages: Of the KV pool, page 0 included.
-          costs: What steps are predicted to take.
+          costs: What steps are predicted to take, until steps were measured.
           max_host_pages: Pages that host memory takes.
           keeps_events: Whether schedules carry events.
         """
         scheduling = config.scheduling
-        self.waiting = make_queue(config, costs)
+        self._predictions = Predictions(config, costs)
+        self.waiting = make_queue(config, self._predictions)
         self.running: list[RequestState] = []
         self.ending: list[RequestState] = []
         self.preempted: list[RequestState] = []
@@ -63,14 +65,13 @@ class Places:
             num_pages,
             config.page_size,
             max_host_pages=max_host_pages,
-            costs=costs,
+            costs=self._predictions,
             keeps_events=keeps_events,
         )
         self.preemptions_total = 0
         self.prompt_tokens_total = 0
         self.cached_tokens_total = 0
         self._config = config
-        self._costs = costs
         self._keeps_events = keeps_events
         bound = scheduling.max_tenant_running
         # A tenant that may have all slots is never passed over: one of its requests may displace
@@ -146,11 +147,11 @@ class Places:
         deadline_s, end = state.request.deadline_s, state.prefill_end
         if deadline_s is None or state.num_preemptions:
             return False
-        if now_s + self._costs.prefill_s(end - state.num_uncached_tokens, end) <= deadline_s:
+        if now_s + self._predictions.prefill_s(end - state.num_uncached_tokens, end) <= deadline_s:
             return False
         # More may be cached than when it began to wait.
         num_cached = self.memory.lookup(state, end).num_pages * self._config.page_size
-        return now_s + self._costs.prefill_s(num_cached, end) > deadline_s
+        return now_s + self._predictions.prefill_s(num_cached, end) > deadline_s
 
     def _wait(self, state: RequestState) -> None:
         """Enters a request that has no slot into the queue."""

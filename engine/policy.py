@@ -14,7 +14,7 @@ from .policy_fair import FairQueue
 from .policy_fcfs import FcfsQueue
 from .policy_priority import PriorityQueue
 from .schedule import Rank, RequestState
-from .step_costs import StepCosts
+from .step_costs import PromptCosts
 
 
 @runtime_checkable
@@ -70,7 +70,7 @@ class WaitingQueue(Protocol):
         """It has fewer again."""
 
 
-def make_queue(engine_config: EngineConfig, costs: StepCosts) -> WaitingQueue:
+def make_queue(engine_config: EngineConfig, costs: PromptCosts) -> WaitingQueue:
     """The empty queue of the policy that is configured."""
     config = engine_config.scheduling
     makers: dict[PolicyName, Callable[[], WaitingQueue]] = {

@@ -6,7 +6,7 @@ from typing import override
 from .keyed_queue import KeyedQueue
 from .policy_fcfs import FcfsQueue
 from .schedule import Rank, RequestState
-from .step_costs import StepCosts
+from .step_costs import PromptCosts
 
 LATE_TARGETS = 10
 
@@ -20,7 +20,7 @@ class DeadlineQueue(FcfsQueue):
     it stands behind those that can still be kept, and not for ever.
     """
 
-    def __init__(self, default_target_s: float, costs: StepCosts) -> None:
+    def __init__(self, default_target_s: float, costs: PromptCosts) -> None:
         """Nobody waits.
 
         Args:

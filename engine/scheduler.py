@@ -76,7 +76,7 @@ class Scheduler(Places):
         super().__init__(
             config, num_pages, costs, max_host_pages=max_host_pages, keeps_events=keeps_events
         )
-        self._budget = ChunkBudget(config, costs)
+        self._budget = ChunkBudget(config, self._predictions)
 
     def schedule(self, now_s: float) -> Schedule | None:
         """Decides the next step and counts it as dispatched; `preempted` says who lost a slot.
@@ -137,8 +137,8 @@ class Scheduler(Places):
             state.output_token_ids.append(token_id)
 
     def observe(self, schedule: Schedule, measured_s: float) -> None:
-        """Tells how long a step took, from which later chunks are sized."""
-        self._budget.observe(schedule, measured_s)
+        """Tells how long a step took; what is predicted of later ones follows."""
+        self._predictions.observe(schedule, measured_s)
 
     def _displace(self, now_s: float) -> None:
         """Makes room for a waiting request that may take it from running ones; not often.

@@ -7,8 +7,20 @@ of its whole context, a chunk token that of everything before it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 from .step_shapes import StepKey
+
+
+@runtime_checkable
+class PromptCosts(Protocol):
+    """What it takes to have the KV of a prompt: StepCosts, or what corrects them."""
+
+    def prefill_s(self, start: int, end: int) -> float:
+        """Of computing tokens [start, end)."""
+
+    def import_pages_s(self, num_pages: int) -> float:
+        """Of bringing pages back from host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
