@@ -20,7 +20,9 @@ SERVER_FLAGS = ("model", "dtype", "serve_flags", "start_timeout_s")
 
 def define_load_flags(values: flags.FlagValues) -> None:
     """Defines the flags that say how much of what is sent."""
-    options, workload = LoadOptions(workload=Workload()), Workload()
+    workload = Workload()
+    options = LoadOptions(workload=workload)
+    define_workload_flags(values, "Tokens of each output; end-of-sequence ids do not stop.")
     flags.DEFINE_list(
         "concurrency",
         [str(level) for level in options.concurrency],
@@ -39,15 +41,6 @@ def define_load_flags(values: flags.FlagValues) -> None:
         "Requests that each client sends in a round, one after the other.",
         flag_values=values,
     )
-    flags.DEFINE_integer(
-        "prompt_tokens", workload.prompt_tokens, "Tokens of each prompt.", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "output_tokens",
-        workload.output_tokens,
-        "Tokens of each output; end-of-sequence ids do not stop.",
-        flag_values=values,
-    )
     flags.DEFINE_float(
         "temperature", workload.temperature, "Of sampled requests, above 0.", flag_values=values
     )
@@ -58,10 +51,24 @@ def define_load_flags(values: flags.FlagValues) -> None:
         "UTF-8 file to cut prompts from, at random places. Default: prompts of random ids.",
         flag_values=values,
     )
+
+
+def define_workload_flags(values: flags.FlagValues, output_tokens: str) -> None:
+    """Defines what every load has: sizes of requests, a seed, and how results are printed.
+
+    Args:
+      values: The command's.
+      output_tokens: What the flag of that name means.
+    """
+    workload = Workload()
+    flags.DEFINE_integer(
+        "prompt_tokens", workload.prompt_tokens, "Tokens of each prompt.", flag_values=values
+    )
+    flags.DEFINE_integer("output_tokens", workload.output_tokens, output_tokens, flag_values=values)
     flags.DEFINE_integer(
         "seed",
         workload.seed,
-        "Where prompts and the seeds of sampled requests come from.",
+        "Where everything that is drawn at random comes from.",
         flag_values=values,
     )
     flags.DEFINE_bool(

@@ -23,7 +23,7 @@ from ..server import octavo_pb2_grpc
 from ..server.command_line import Command, CommandError
 from .closed_loop import BenchmarkFailed, Clock, run_closed_loop
 from .entry_point import main
-from .load_flags import define_server_flags, server_command
+from .load_flags import define_server_flags, define_workload_flags, server_command
 from .open_loop import run_open_loop
 from .retry_summary import RetrySummary, summarize_retries
 from .server_process import server_process
@@ -150,8 +150,10 @@ async def _capacity_per_s(
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the command's flags."""
     define_server_flags(values)
-    workload = Workload()
-    options = RetryOptions(workload=workload)
+    define_workload_flags(
+        values, "Tokens of outputs on the mean; from half to one and a half of it."
+    )
+    options = RetryOptions(workload=Workload())
     flags.DEFINE_float(
         "overload",
         options.overload,
@@ -170,24 +172,6 @@ def define_flags(values: flags.FlagValues) -> None:
         options.max_num_queued,
         "Requests that it lets wait for a slot.",
         flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "prompt_tokens", workload.prompt_tokens, "Tokens of each prompt.", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "output_tokens",
-        workload.output_tokens,
-        "Tokens of outputs on the mean; from half to one and a half of it.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "seed",
-        workload.seed,
-        "Where prompts, lengths and times of arrival come from.",
-        flag_values=values,
-    )
-    flags.DEFINE_bool(
-        "json", False, "Print one JSON object instead of a table.", flag_values=values
     )
 
 
