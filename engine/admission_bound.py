@@ -7,6 +7,7 @@ let in meanwhile leaves room for them.
 
 import bisect
 import math
+from typing import Protocol, runtime_checkable
 
 from .drain_rate import DrainRate
 
@@ -15,6 +16,14 @@ from .drain_rate import DrainRate
 # is left over, so nothing idles.
 PLANNED_SHARE = 0.9
 MARGIN_SHARE = 0.125
+
+
+@runtime_checkable
+class Client(Protocol):
+    """To whom promises are made."""
+
+    kept_share: float
+    """The part of them whose place will be taken up, as far as is known now."""
 
 
 class Bound:
@@ -59,8 +68,8 @@ class Bound:
         self._counts_own = counts_own
         self._takes_any = takes_any
         self._watched_to_s = now_s
-        self._promises: list[tuple[float, int, float]] = []  # (due_s, number, expected), sorted
-        self._promised = 0.0  # what is expected, summed
+        self._promises: list[tuple[float, int, int, Client]] = []  # due_s, number, size; sorted
+        self._expected = 0.0  # their sizes, times how likely each is taken up
 
     @property
     def room(self) -> float:
@@ -110,10 +119,11 @@ class Bound:
         limit = self._floor + room - max(own, room * MARGIN_SHARE)
         # It goes behind the last promise that it would break. ahead: what is there now, and the
         # promises up to and including this one.
-        ahead = self.used + self._promised
-        for due_s, _, expected in reversed(self._promises):
+        ahead = self.used + self._expected
+        for due_s, _, promised, client in reversed(self._promises):
             if size + ahead <= limit:
                 break  # even if nothing drained, this one and those before it would be kept
+            expected = promised * client.kept_share
             in_s = max(due_s - now_s, 0.0)
             at_most = limit if self._counts_own else limit + expected
             if size + ahead - per_s * in_s > at_most:
@@ -123,22 +133,22 @@ class Bound:
             return now_s
         return now_s + max(0.0, ahead + own - limit) / per_s
 
-    def promise(self, due_s: float, number: int, expected: float) -> None:
-        """Keeps a place from `due_s` on, until it is released.
+    def promise(self, due_s: float, number: int, size: int, client: Client) -> None:
+        """Keeps a place from `due_s` on, until it is released. Numbers tell promises apart."""
+        bisect.insort(self._promises, (due_s, number, size, client))
+        self._expected += size * client.kept_share
 
-        Args:
-          due_s: From when on.
-          number: Tells promises apart.
-          expected: What the client will bring, times how likely it is to come.
-        """
-        bisect.insort(self._promises, (due_s, number, expected))
-        self._promised += expected
-
-    def release(self, due_s: float, number: int, expected: float) -> None:
+    def release(self, due_s: float, number: int) -> None:
         """Forgets a promise."""
-        at = bisect.bisect_left(self._promises, (due_s, number, expected))
-        del self._promises[at]
-        self._promised = self._promised - expected if self._promises else 0.0
+        at = bisect.bisect_left(self._promises, (due_s, number))
+        _, _, size, client = self._promises.pop(at)
+        self._expected -= size * client.kept_share
+        if not self._promises:
+            self._expected = 0.0  # sums of fractions drift
+
+    def expect(self, more: float) -> None:
+        """Of what is promised, so much more is likely to be taken up than was thought."""
+        self._expected += more
 
     def enter(self, size: int, now_s: float) -> None:
         """So much more is there."""
@@ -160,8 +170,8 @@ class Bound:
         """Asserts that the counts are counts and that the promises are in order."""
         assert self.used >= 0, f"{self.used} are in use"
         assert self._promises == sorted(self._promises), "promises are out of order"
-        total = math.fsum(expected for _, _, expected in self._promises)
-        assert math.isclose(self._promised, total, rel_tol=1e-6, abs_tol=1e-6)
+        expected = math.fsum(size * client.kept_share for _, _, size, client in self._promises)
+        assert math.isclose(self._expected, expected, rel_tol=1e-6, abs_tol=1e-6)
         assert self.rate.per_s > 0
 
     def _watch(self, now_s: float) -> bool:

@@ -20,6 +20,7 @@ from .tenants import Tenant, Tenants
 
 MIN_RETRY_S = 0.1  # sooner is a busy loop
 MAX_RETRY_S = 600.0  # the usual time-out of clients: a later promise would be kept for nobody
+MAX_WAIT_S = 3600.0  # where next to nothing drains, more is no forecast
 # What a request costs, its output included, to guess the pace of requests from that of tokens.
 TYPICAL_REQUEST_TOKENS = 1024
 
@@ -137,10 +138,11 @@ class AdmissionLedger:
         0 if a slot is free and no prompt is to be computed before its own.
         """
         self._advance(now_s)
-        return max(
+        wait_s = max(
             self._work.used / self._work.pace(self._now_s),
             max(0, len(self._live) + 1 - self._num_seqs) / self._requests.pace(self._now_s),
         )
+        return min(wait_s, MAX_WAIT_S)
 
     def is_live(self, request_id: str) -> bool:
         """Whether it entered and has not left."""
@@ -306,7 +308,7 @@ class AdmissionLedger:
         asked = [one for one in counts if one[0] != "max_tenant_queued" or not self._has_slot(live)]
         promises = self._promises
         digest = digest_of(request) if len(promises) else b""
-        promise = promises.due(digest, now_s)
+        promise = promises.due(digest, request.request_id, now_s)
         if promise is not None:
             promises.redeem(promise)
             if all(bound.fits(size) for _, bound, size in asked):
@@ -325,8 +327,8 @@ class AdmissionLedger:
         else:
             due_s = max(due_s, now_s + MIN_RETRY_S)
             if due_s <= now_s + MAX_RETRY_S:
-                sizes = [(bound, size) for _, bound, size in counts]
-                promises.book(request, live.tenant, digest or digest_of(request), due_s, sizes)
+                places = [(bound, size) for _, bound, size in counts]
+                promises.book(request, live.tenant, digest or digest_of(request), due_s, places)
         self._tenants.forget_if_idle(live.tenant.name)
         raise Overloaded(message, name, min(max(due_s - now_s, MIN_RETRY_S), MAX_RETRY_S))
 

@@ -17,9 +17,6 @@ from .typed_hash import typed_hash
 # No tenant may have more than are left, so that one that floods leaves half to the others. Source:
 # Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet switches (1998).
 MAX_PROMISES = 8192
-# Identical requests may be many clients, who get a promise each, or an impatient one under new
-# ids, who must not fill the book.
-MAX_ALIKE = 8
 GRACE_S = 5.0  # covers the way back, and times rounded up to whole seconds
 
 
@@ -33,7 +30,7 @@ class Promise:
       digest: Who asked for what.
       request_id: Under which id.
       tenant: Whose it is.
-      places: What it keeps, of which bounds, times how likely its client is to come.
+      places: What it keeps, of which bounds.
     """
 
     due_s: float
@@ -41,7 +38,7 @@ class Promise:
     digest: bytes
     request_id: str
     tenant: Tenant
-    places: tuple[tuple[Bound, float], ...]
+    places: tuple[tuple[Bound, int], ...]
 
 
 class PromiseBook:
@@ -51,27 +48,28 @@ class PromiseBook:
         """Starts empty."""
         self._promises: list[Promise] = []  # by due time
         self._alike: dict[bytes, list[Promise]] = {}  # of one digest, by due time
+        self._by_id: dict[tuple[bytes, str], Promise] = {}
         self._num_made = 0
 
     def __len__(self) -> int:
         """Promises outstanding."""
         return len(self._promises)
 
-    def due(self, digest: bytes, now_s: float) -> Promise | None:
-        """A promise of this digest that may be used now."""
+    def due(self, digest: bytes, request_id: str, now_s: float) -> Promise | None:
+        """The promise that this request may use now: its own, or else one to somebody alike."""
+        own = self._by_id.get((digest, request_id))
         alike = self._alike.get(digest)
-        return alike[0] if alike and alike[0].due_s <= now_s else None
+        promise = own or (alike[0] if alike else None)
+        return promise if promise is not None and promise.due_s <= now_s else None
 
     def early(self, digest: bytes, request_id: str) -> Promise | None:
         """The promise for which this request comes too early, if it has one already.
 
-        The id tells, where the client keeps it. Where it does not, a request with another id may
-        be another client's, up to a limit.
+        The id tells, where the client keeps it. Where it does not, who asks for the same is taken
+        for another client: load generators and popular questions do so, and an impatient client
+        only costs its tenant trust.
         """
-        alike = self._alike.get(digest, [])
-        if len(alike) >= MAX_ALIKE:
-            return alike[-1]
-        return next((one for one in alike if one.request_id == request_id), None)
+        return self._by_id.get((digest, request_id))
 
     def book(
         self,
@@ -79,7 +77,7 @@ class PromiseBook:
         tenant: Tenant,
         digest: bytes,
         due_s: float,
-        sizes: list[tuple[Bound, int]],
+        places: list[tuple[Bound, int]],
     ) -> None:
         """Keeps places for a request, unless its tenant has as many promises as are left."""
         if tenant.num_promises >= MAX_PROMISES - len(self._promises):
@@ -90,14 +88,16 @@ class PromiseBook:
             digest=digest,
             request_id=request.request_id,
             tenant=tenant,
-            places=tuple((bound, size * tenant.kept_share) for bound, size in sizes),
+            places=tuple(places),
         )
         self._num_made += 1
         tenant.num_promises += 1
         bisect.insort(self._promises, promise, key=_order)
         bisect.insort(self._alike.setdefault(digest, []), promise, key=_order)
-        for bound, expected in promise.places:
-            bound.promise(due_s, promise.number, expected)
+        self._by_id[digest, request.request_id] = promise
+        for bound, size in places:
+            tenant.promised[bound] += size
+            bound.promise(due_s, promise.number, size, tenant)
 
     def redeem(self, promise: Promise) -> None:
         """Its client is back; nothing is kept for it any more."""
@@ -120,17 +120,21 @@ class PromiseBook:
         alike = [one for ones in self._alike.values() for one in ones]
         assert sorted(map(_order, alike)) == [_order(one) for one in self._promises]
         assert all(ones for ones in self._alike.values()), "an empty list is kept"
-        assert all(len(ones) <= MAX_ALIKE for ones in self._alike.values())
+        by_id = {(one.digest, one.request_id): one for one in self._promises}
+        assert by_id == self._by_id
 
     def _remove(self, promise: Promise) -> None:
         del self._promises[bisect.bisect_left(self._promises, _order(promise), key=_order)]
+        del self._by_id[promise.digest, promise.request_id]
         alike = self._alike[promise.digest]
-        alike.remove(promise)
+        del alike[bisect.bisect_left(alike, _order(promise), key=_order)]
         if not alike:
             del self._alike[promise.digest]
-        promise.tenant.num_promises -= 1
-        for bound, expected in promise.places:
-            bound.release(promise.due_s, promise.number, expected)
+        tenant = promise.tenant
+        tenant.num_promises -= 1
+        for bound, size in promise.places:
+            tenant.promised[bound] -= size
+            bound.release(promise.due_s, promise.number)
 
 
 def digest_of(request: Request) -> bytes:

@@ -63,6 +63,8 @@ class ConcurrencyGate:
         if self.num_inside > NEARLY_FULL * self.limit:
             self._pace.watch(now_s - self._seen_s)
             self._pace.count(num_leaving)
+        else:
+            self._told_s = now_s  # there is room for all who were told to come later
         self._seen_s = now_s
 
     def _retry_after_s(self) -> float:

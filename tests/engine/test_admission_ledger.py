@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+from collections import deque
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from octavo.engine import promises
 from octavo.engine.admission import InvalidRequest, Overloaded
 from octavo.engine.admission_bound import Bound
 from octavo.engine.admission_ledger import MAX_RETRY_S, MIN_RETRY_S, AdmissionLedger
-from octavo.engine.promises import GRACE_S, MAX_ALIKE, PromiseBook, digest_of
+from octavo.engine.promises import GRACE_S, PromiseBook, digest_of
 from octavo.engine.request import Request, SamplingParams
 from octavo.engine.schedule import RequestState
 from octavo.engine.tenants import Tenant, Tenants
@@ -318,13 +319,25 @@ def test_coming_early_keeps_the_promise_and_is_told_the_rest():
     assert ledger.num_promises == 1
 
 
-def test_alike_clients_get_a_promise_each_up_to_a_limit():
+def test_alike_clients_get_a_promise_each():
+    """Breaks if only some do: the others would all be told the same time, and come as a herd."""
     ledger = _full()
-    times_s = [
-        _refusal(ledger, _state(f"c{n}", content=1)).retry_after_s for n in range(MAX_ALIKE + 5)
-    ]
-    assert len(set(times_s)) == ledger.num_promises == MAX_ALIKE
+    times_s = [_refusal(ledger, _state(f"c{n}", content=1)).retry_after_s for n in range(50)]
+    assert len(set(times_s)) == ledger.num_promises == 50
     assert times_s == sorted(times_s)
+    again_s = [_refusal(ledger, _state(f"c{n}", content=1)).retry_after_s for n in range(50)]
+    assert again_s == times_s
+
+
+def test_a_client_that_keeps_its_id_keeps_its_promise():
+    """Breaks if whoever asks for the same may use a promise to another one that keeps its own."""
+    ledger = _full()
+    sooner_s, later_s = (
+        _refusal(ledger, _state(f"c{n}", content=1)).retry_after_s for n in range(2)
+    )
+    again = _refusal(ledger, _state("c1", content=1), sooner_s)
+    assert again.retry_after_s == pytest.approx(later_s - sooner_s)
+    assert ledger.num_promises == 2
 
 
 def test_a_free_slot_is_kept_for_nobody():
@@ -383,6 +396,43 @@ def test_no_shows_of_one_tenant_do_not_devalue_promises_to_another():
     assert bound.earliest_s(1, 3000.0) - after_x_s == pytest.approx(1 / bound.rate.per_s, rel=0.2)
     assert y.kept_share == 1.0
     assert x.kept_share < 0.1
+
+
+def test_others_soon_stop_waiting_for_a_flood_that_does_not_come_back():
+    """Breaks if promises count in full until they lapse, or if a tenant that has nothing left is
+    trusted anew. Eight requests a second are served, and x asks for 3,000 places at once, twice."""
+    ledger = _ledger(num_seqs=8, tokens_per_s=8 * 1024.0, max_num_queued=16)
+    now_s, live = 0.0, deque[str]()
+
+    def try_to_enter(name: str, tenant: str) -> float:
+        """Says when to come back, which nobody does."""
+        try:
+            ledger.enter(_state(name, tenant=tenant), now_s)
+        except Overloaded as refusal:
+            return refusal.retry_after_s
+        live.append(name)
+        return 0.0
+
+    def flood() -> None:
+        for n in range(3000):
+            try_to_enter(f"x{now_s} {n}", "x")
+
+    def serve(seconds: float) -> None:
+        nonlocal now_s
+        for _ in range(round(seconds * 8)):
+            now_s += 1 / 8
+            if live:
+                ledger.left(live.popleft(), now_s)
+            try_to_enter(f"z{now_s}", "z")
+
+    flood()
+    assert try_to_enter("y0", "y") > 300.0
+    serve(30.0)
+    assert try_to_enter("y1", "y") < 60.0
+    serve(600.0)
+    assert ledger.num_promises < 100
+    flood()
+    assert try_to_enter("y2", "y") < 60.0
 
 
 def test_a_flooding_tenant_leaves_half_the_promises_to_others(monkeypatch: pytest.MonkeyPatch):

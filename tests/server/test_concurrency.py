@@ -71,6 +71,18 @@ def test_who_is_refused_later_comes_behind_those_who_were_told_before() -> None:
     assert crowd.refusal_s() == pytest.approx(first_s, rel=0.1)
 
 
+def test_nobody_comes_behind_those_for_whom_there_was_room() -> None:
+    """Breaks if what they were told outlives the crowd: the first refused of the next waits long."""
+    crowd = _Crowd(8)
+    crowd.enter(8)
+    crowd.turn_over(every_s=0.5)
+    for _ in range(100):
+        crowd.refusal_s()
+    crowd.leave(8)
+    crowd.enter(8)
+    assert crowd.refusal_s() == pytest.approx(0.5, rel=0.4)
+
+
 def test_times_to_retry_are_no_busy_loop_and_no_guess_about_the_far_future() -> None:
     crowd = _Crowd(2)
     crowd.enter(2)
