@@ -72,7 +72,7 @@ def test_who_is_refused_later_comes_behind_those_who_were_told_before() -> None:
 
 
 def test_nobody_comes_behind_those_for_whom_there_was_room() -> None:
-    """Breaks if what they were told outlives the crowd: the first refused of the next waits long."""
+    """Breaks if what they were told outlives the crowd: the next one refused waits long."""
     crowd = _Crowd(8)
     crowd.enter(8)
     crowd.turn_over(every_s=0.5)
