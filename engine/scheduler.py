@@ -42,6 +42,8 @@ class _Step:
       max_segments: Most requests whose prompts it may continue.
       hit_entries: Page-table entries of cached pages that it still has room for.
       grants: Prompt tokens of each request that prefills, in order.
+      newcomer: For whom others lost their slots; it gets one before all others, be its turn over
+        by then (decode rows of this step count too).
     """
 
     budget: int = 0
@@ -51,6 +53,7 @@ class _Step:
     generations: list[int] = field(default_factory=list)
     decode_kv_tokens: int = 0
     grants: dict[RequestState, int] = field(default_factory=dict)
+    newcomer: RequestState | None = None
     page_entries: list[PageEntry] = field(default_factory=list)
 
     @property
@@ -87,7 +90,7 @@ class Scheduler(Places):
         step = _Step()
         self.preempted = []
         self._release_ending(now_s)
-        self._displace(now_s)
+        self._displace(step, now_s)
         self._run_decodes(step, now_s)
         num_decodes = len(step.decodes)
         if self._num_prefilling or (self.waiting and self._free_slots):  # not in most steps
@@ -140,7 +143,7 @@ class Scheduler(Places):
         """Tells how long a step took; what is predicted of later ones follows."""
         self._predictions.observe(schedule, measured_s)
 
-    def _displace(self, now_s: float) -> None:
+    def _displace(self, step: _Step, now_s: float) -> None:
         """Makes room for a waiting request that may take it from running ones; not often.
 
         Before the step is made, so that nobody is preempted who is part of it.
@@ -151,6 +154,7 @@ class Scheduler(Places):
         victims = self.waiting.gives_way(state, self.running)
         if not victims or not self._could_fit(state, victims):
             return
+        step.newcomer = state
         for victim in victims:
             while self._free_slots:
                 if self._fits(state, self.memory.lookup(state, state.prefill_end)):
@@ -249,7 +253,7 @@ class Scheduler(Places):
         who needed them is served, is less than what they held.
         """
         while self._free_slots and step.takes_chunks:
-            state = self._next(now_s)
+            state = step.newcomer or self._next(now_s)
             if state is None or state in self.preempted:
                 return
             urgency = self.waiting.urgency
@@ -263,6 +267,7 @@ class Scheduler(Places):
             self.waiting.remove(state)
             self._start(state, hit, now_s)
             self._grant(step, state)
+            step.newcomer = None
 
     def _next(self, now_s: float) -> RequestState | None:
         """Who gets a slot next; None while tokens of that one are unread: nobody passes it."""

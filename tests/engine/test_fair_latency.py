@@ -86,6 +86,24 @@ def test_whoever_was_served_more_takes_no_slot_away():
     assert driver.scheduler.preemptions_total == 0
 
 
+def test_a_slot_that_was_taken_away_goes_to_whom_it_was_taken_for():
+    """Breaks if whose turn it is is asked again: decode rows have been charged meanwhile."""
+    driver = _driver()
+    driver.add(*(state(f"v{n}", "victim", max_tokens=200) for n in range(6)))
+    driver.step()
+    driver.step()
+    driver.add(*(state(f"f{n}", "flooder", max_tokens=200) for n in range(50)))
+    for _ in range(4):
+        driver.step()
+    queue = driver.scheduler.waiting
+    assert isinstance(queue, FairQueue)
+    behind = queue._served["flooder"] - queue._served["victim"]
+    queue._served["victim"] += behind - 3 * 10**6  # six rows of it decode, and two of the flooder's
+    driver.add(state("new", "victim"))
+    assert ("new", 0, 4) in chunks(driver.step())
+    assert len(driver.scheduler.preempted) == 1
+
+
 def test_two_with_long_queues_take_no_slots_from_each_other():
     """Breaks if they do: each would compute again and again what the other threw out."""
     driver = _driver()
