@@ -5,6 +5,8 @@ A device page is free, or one request's own, or the cache's. A request's first p
 runs collects in `transfers`, in order.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .events import DetailValue, Event, EventKind
@@ -141,6 +143,17 @@ class KVMemory:
     def num_needed(self, hit: Hit, num_tokens: int) -> int:
         """Of num_available, what a request takes that has a hit and computes num_tokens tokens."""
         return self.pages(num_tokens) - len(hit.on_device) + hit.num_unheld
+
+    def num_gained(self, hit: Hit, leavers: Sequence[RequestState]) -> int:
+        """Pages more for a request with a hit, beyond num_needed, once these gave back all theirs.
+
+        Not what others hold as well, nor what of the hit it would only hold in their place.
+        """
+        held = Counter(node for state in leavers for node in state.held)
+        left = Counter(page for state in leavers for page in state.page_ids)
+        readers = {node.page: node.holders - len(node.twins) for node in held}
+        freed = sum(count == readers.get(page, 1) for page, count in left.items())
+        return freed - sum(0 < node.holders == held[node] for node in hit.on_device)
 
     def take(self, state: RequestState, hit: Hit, num_tokens: int, now_s: float) -> None:
         """Gives a request the pages of num_tokens tokens, of which it need not compute the hit's.

@@ -168,12 +168,11 @@ class Scheduler(Places):
 
         Those who run ahead of it may hold too many; then nobody need give way for nothing.
         """
-        hit = self.memory.lookup(state, state.prefill_end)
-        needed = self.memory.num_needed(hit, min(state.prefill_end + 1, state.max_kv_tokens))
-        room = self.memory.num_available
-        for other in (*self.ending, *victims):
-            room += len(other.page_ids)
-        return room >= needed
+        memory = self.memory
+        hit = memory.lookup(state, state.prefill_end)
+        needed = memory.num_needed(hit, min(state.prefill_end + 1, state.max_kv_tokens))
+        missing = needed - memory.num_available
+        return missing <= 0 or memory.num_gained(hit, [*self.ending, *victims]) >= missing
 
     def _run_decodes(self, step: _Step, now_s: float) -> None:
         """Gives every running request that is past its prompt a decode row.

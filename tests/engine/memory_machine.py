@@ -113,10 +113,27 @@ class MemoryMachine(CountedMachine):
         self._settle()
 
     @precondition(lambda self: self.states)
-    @rule(which=st.integers(0, 20))
-    def release(self, which: int) -> None:
+    @rule(
+        which=st.integers(0, 20),
+        count=st.sampled_from([1, 1, 2, 3]),
+        history=st.sampled_from(HISTORIES),
+    )
+    def release(self, which: int, count: int, history: tuple[int, ...]) -> None:
+        """Some give back what they have, of which was said what a newcomer would have of it."""
         self.count("release")
-        self.memory.release(self.states.pop(which % len(self.states)), self.now_s)
+        memory = self.memory
+        newcomer = RequestState(request=request("new", history), max_tokens=8, stop_ids=())
+        newcomer.chain = TokenChain(root_key(tenant="a", salt=""), self.size, history)
+
+        def left() -> int:
+            hit = memory.lookup(newcomer, len(history))
+            return memory.num_available - memory.num_needed(hit, len(history))
+
+        leavers = [self.states.pop(which % len(self.states)) for _ in self.states[:count]]
+        expected = left() + memory.num_gained(memory.lookup(newcomer, len(history)), leavers)
+        for state in leavers:
+            memory.release(state, self.now_s)
+        assert left() == expected
         self._settle()
 
     @override

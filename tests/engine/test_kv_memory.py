@@ -280,6 +280,34 @@ def test_comes_back_only_if_that_is_faster_and_the_decision_is_told(import_s: fl
         assert all(node.handle is None for node in state.held)
 
 
+def test_what_is_gained_of_shared_pages():
+    """Two pages are shared, and each has one of its own. A newcomer would only hold the two."""
+    memory = Memory(9)
+    writer, reader = memory.state(1, 2, 3, 4, 5), memory.state(1, 2, 3, 4, 6)
+    memory.take(writer)
+    memory.publish(writer)
+    memory.take(reader)
+    assert _gained(memory, (7, 7, 7), [writer], [reader], [writer, reader]) == [1, 1, 4]
+    assert _gained(memory, (1, 2, 3, 4, 7), [writer], [reader], [writer, reader]) == [1, 1, 2]
+
+
+def test_what_is_gained_of_pages_that_were_computed_twice():
+    """Each has three to itself, but one copy of the two that are cached stays."""
+    memory = Memory(9)
+    first, second = memory.state(1, 2, 3, 4, 5), memory.state(1, 2, 3, 4, 6)
+    memory.take(first)
+    memory.take(second)
+    memory.publish(first)
+    memory.publish(second)
+    assert _gained(memory, (7, 7, 7), [first], [second], [first, second]) == [3, 3, 6]
+    assert _gained(memory, (1, 2, 3, 4, 7), [first], [second], [first, second]) == [3, 3, 4]
+
+
+def _gained(memory: Memory, prompt: tuple[int, ...], *leavers: list[RequestState]) -> list[int]:
+    hit = memory.lookup(memory.state(*prompt))
+    return [memory.memory.num_gained(hit, each) for each in leavers]
+
+
 def test_a_lookup_changes_nothing():
     memory = Memory(3, max_host_pages=2)
     memory.run(1, 2, 3, 4)

@@ -308,6 +308,25 @@ def test_a_deadline_is_kept_with_what_was_cached_meanwhile():
     assert driver.scheduler.expired(99.999) == []
 
 
+def test_nobody_gives_way_for_pages_that_others_hold_as_well():
+    """`low` would leave one page; the four others are the prefix that `high` still reads."""
+    driver = Driver(small_config(policy="priority", prefill_chunk_tokens=64), 13)
+    prefix = list(range(16))
+    for name, prompt, priority in [
+        ("high", [*prefix, 20], 9),
+        ("low", [*prefix, 21], 0),
+        ("big", [30] * 32, 5),
+    ]:
+        one = request(name, prompt, priority=priority)
+        driver.add(RequestState(request=one, max_tokens=12, stop_ids=()))
+        driver.step()
+        driver.step()
+        assert not driver.scheduler.preempted
+    high, low = driver.scheduler.running
+    assert high.page_ids[:4] == low.page_ids[:4]
+    assert ids(list(driver.scheduler.waiting)) == ["big"]
+
+
 def test_a_request_that_will_end_by_length_is_not_dispatched_again():
     driver = Driver(small_config(), 9)
     driver.add(state("a", 2, 3))
