@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.bench.simulate import COMMAND
+from octavo.bench.simulate_fairness import fairness
 from octavo.bench.simulation_report import Check, Report
 from octavo.bench.simulation_setup import COSTS, Engine, capacity_per_s
 from octavo.configs.scheduling_config import SchedulingConfig
@@ -59,6 +60,15 @@ def test_costs_add_up():
     )
     step_s = config.costs.step_s(StepKey(2, 64), decode_kv_tokens=1000, chunk_kv_tokens=500)
     assert step_s == pytest.approx(8e-3 + 2 * 4e-6 + 64 * 3e-5 + 1000 * 44e-9 + 500 * 1e-9)
+
+
+def test_fairness_is_checked_at_each_size():
+    """Breaks if a size is left out. What it shows in a few seconds need not hold."""
+    report = fairness(COSTS["cpu"], [1], 4.0)
+    slots = report.header.index("slots")
+    assert [row[slots] for row in report.rows] == ["32"] * 6 + ["8"] * 3
+    at_8_slots = ["at 8 slots" in check.name for check in report.checks]
+    assert at_8_slots == [False] * 4 + [True] * 4
 
 
 @pytest.mark.parametrize(
