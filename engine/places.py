@@ -20,9 +20,15 @@ from .token_chain import TokenChain, root_key
 
 _NEVER = 1 << 62
 
+MAX_UNTRIED = 16
+"""After so many requests in a row that could not make it an idle engine begins one all the same, or
+no step would ever show that predictions are too long."""
+
 
 class Places:
     """A live request is in exactly one of three places: waiting, running, ending.
+
+    In none is one that `expired` has named and that was not removed yet.
 
     Attributes:
       waiting: Has no slot and no pages. A preempted request waits here too; while tokens of it are
@@ -84,6 +90,8 @@ class Places:
         self._num_prefilling = 0
         self._tenant_running: Counter[str] = Counter()
         self._all_dispatched: list[RequestState] = []  # of these no step is left to make
+        self._leaving: set[RequestState] = set()  # waited until `expired` named them
+        self._num_untried = 0  # in a row; see MAX_UNTRIED
         self._deadlines = Deadlines(scheduling.queue_ttl_s, self._live)
 
     @property
@@ -126,26 +134,36 @@ class Places:
         elif state in self.ending:
             self.ending.remove(state)
             self.memory.release(state, now_s)
+        elif state in self._leaving:
+            self._leaving.remove(state)
         else:
             self.waiting.remove(state)
         self.waiting.depart(state)
 
     def expired(self, now_s: float) -> list[RequestState]:
-        """Live requests whose time is over, or that cannot end in time; each is named once.
+        """Live requests whose time is over, or that cannot end in time; the caller removes them.
 
         Over is a deadline that has passed, or the time that a request may wait for its first slot.
         Who is next in the queue cannot make it if not even its prompt would be done in time: it is
-        not begun.
+        not begun, and neither is the one behind it for which the same holds.
         """
-        states = self._deadlines.expired(now_s)
-        first = self.waiting.first(now_s)
-        if first is not None and first not in states and self._cannot_make_it(first, now_s):
-            states.append(first)
-        return states
+        states = dict.fromkeys(self._deadlines.expired(now_s))
+        while (first := self.waiting.first(now_s)) is not None:
+            if first not in states:
+                if not self._cannot_make_it(first, now_s):
+                    break
+                self._num_untried += 1
+            self.waiting.remove(first)
+            self._leaving.add(first)
+            states[first] = None
+        return list(states)
 
     def _cannot_make_it(self, state: RequestState, now_s: float) -> bool:
+        """It would have no token by its deadline even if it got a slot at once."""
         deadline_s, end = state.request.deadline_s, state.prefill_end
         if deadline_s is None or state.num_preemptions:
+            return False
+        if self._num_untried >= MAX_UNTRIED and not self.running:
             return False
         if now_s + self._predictions.prefill_s(end - state.num_uncached_tokens, end) <= deadline_s:
             return False
@@ -176,6 +194,7 @@ class Places:
             self.cached_tokens_total += cached_tokens
             self.prompt_tokens_total += len(state.request.prompt_token_ids)
         insort(self.running, state, key=attrgetter("rank"))
+        self._num_untried = 0
         self._num_prefilling += 1
         tenant = state.request.tenant
         self._tenant_running[tenant] += 1
@@ -273,7 +292,7 @@ class Places:
     def check(self) -> None:
         """Asserts what must hold between any two calls. Tests call it after every step."""
         waiting = list(self.waiting)
-        places = [*waiting, *self.running, *self.ending]
+        places = [*waiting, *self.running, *self.ending, *self._leaving]
         assert len(places) == len(self._live), "a live request is in no place, or in two"
         assert {id(state) for state in places} == {id(state) for state in self._live.values()}
         assert len(waiting) == len(self.waiting)

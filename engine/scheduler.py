@@ -84,8 +84,9 @@ class Scheduler(Places):
     def schedule(self, now_s: float) -> Schedule | None:
         """Decides the next step and counts it as dispatched; `preempted` says who lost a slot.
 
-        None: there is nothing to dispatch, which happens only when no request is live or all of
-        them are in flight. Reading the step in flight then helps; waiting never does.
+        None: there is nothing to dispatch, which happens only when every live request is in flight
+        or cannot make its deadline. Reading the step in flight then helps, or ending those that
+        have `expired`, which names one more at least; waiting never does.
         """
         step = _Step()
         self.preempted = []
@@ -269,9 +270,12 @@ class Scheduler(Places):
             step.newcomer = None
 
     def _next(self, now_s: float) -> RequestState | None:
-        """Who gets a slot next; None while tokens of that one are unread: nobody passes it."""
+        """Who gets a slot next; None while tokens of that one are unread, or if it is to expire.
+
+        Nobody passes it.
+        """
         state = self.waiting.first(now_s)
-        if state is None or state.in_flight:
+        if state is None or state.in_flight or self._cannot_make_it(state, now_s):
             return None
         state.prefill_end = len(state.request.prompt_token_ids) + len(state.output_token_ids)
         return state

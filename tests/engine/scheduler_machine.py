@@ -4,6 +4,7 @@ Its own invariants are checked after every operation, and what the device is tol
 page each slot's table names, and that no step writes to a page that anybody else may read.
 """
 
+import dataclasses
 from typing import override
 
 from hypothesis import strategies as st
@@ -34,6 +35,7 @@ class SchedulerMachine(CountedMachine):
         max_tenant_running=st.sampled_from([None, 1, 2]),
         inter_token_target_ms=st.sampled_from([None, 1.05]),
         weights=st.sampled_from([(), (("b", 3.0),)]),
+        slowness=st.sampled_from([1, 1, 1000]),
     )
     def start(
         self,
@@ -48,7 +50,9 @@ class SchedulerMachine(CountedMachine):
         max_tenant_running: int | None,
         inter_token_target_ms: float | None,
         weights: tuple[tuple[str, float], ...],
+        slowness: int,
     ) -> None:
+        """`slowness`: a step takes as long as there is between two, so deadlines are missed."""
         self.patch = few_hit_entries(hit_entries)
         self.patch.start()
         config = small_config(
@@ -63,6 +67,9 @@ class SchedulerMachine(CountedMachine):
             default_ttft_target_s=10.0,
         )
         costs = planned_costs(config, import_s=1e9 if is_import_dear else 0.0)
+        base_s = {key: slowness * base_s for key, base_s in costs.base_s.items()}
+        costs = dataclasses.replace(costs, base_s=base_s)
+        self.step_s = slowness * 0.001
         self.most = (num_pages - 1) * page_size + 1
         self.driver = Driver(config, num_pages, costs, max_host_pages=max_host_pages)
         self.scheduler = self.driver.scheduler
@@ -169,16 +176,16 @@ class SchedulerMachine(CountedMachine):
             self._read(False)
         self.count("dispatch")
         now_s = float(self.driver.num_steps)
-        expired = self.scheduler.expired(now_s)
-        assert len(set(map(id, expired))) == len(expired), "a request ends twice"
-        for state in expired:
-            self.scheduler.remove(state, now_s)
+        while expired := self.scheduler.expired(now_s):
+            assert len(set(map(id, expired))) == len(expired), "a request ends twice"
+            for state in expired:
+                self.scheduler.remove(state, now_s)
         self._follow(self.driver.dispatch())
 
     def _read(self, stops: bool) -> None:
         self.count("read")
         left = [True] if stops else []
-        self.scheduler.observe(self.driver.unread[0], 0.001)
+        self.scheduler.observe(self.driver.unread[0], self.step_s)
         self.driver.read(lambda state: bool(left) and left.pop())
 
     def _follow(self, schedule: Schedule) -> None:

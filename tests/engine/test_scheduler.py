@@ -8,6 +8,7 @@ import pytest
 
 from octavo.configs.engine_config import EngineConfig
 from octavo.engine.packing import UploadLayout
+from octavo.engine.places import MAX_UNTRIED
 from octavo.engine.schedule import RequestState, Schedule
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.step_costs import StepCosts
@@ -298,14 +299,76 @@ def test_what_one_token_requests_computed_is_kept_unless_pages_are_needed():
 
 def test_a_deadline_is_kept_with_what_was_cached_meanwhile():
     """Breaks if what was cached when it came decides: its whole prompt takes 2.2 ms, not one."""
-    driver = Driver(small_config(max_num_seqs=1), 20)
-    driver.add(state("a", 16, 30), state("b", 16, 1, deadline_s=100.0))
-    driver.dispatch()
-    assert ids(tuple(driver.scheduler.expired(99.999))) == ["b"]
+    for num_steps, is_cached in [(1, False), (4, True)]:
+        driver = Driver(small_config(max_num_seqs=1), 20)
+        driver.add(state("a", 16, 30), state("b", 16, 1, deadline_s=100.0))
+        for _ in range(num_steps):
+            driver.step()
+        assert len(driver.scheduler.memory.cache) == (4 if is_cached else 0)
+        assert ids(driver.scheduler.expired(99.999)) == ([] if is_cached else ["b"])
+
+
+def test_none_of_those_that_cannot_make_it_is_begun():
+    """Breaks if only the first is looked at: those behind it would be begun in the same step."""
+    driver = Driver(small_config(), 60)
+    driver.add(*(state(f"r{n}", 16, 3, deadline_s=1e-3) for n in range(3)), state("good", 3, 3))
+    expired = driver.scheduler.expired(0.0)
+    assert ids(expired) == ["r0", "r1", "r2"]
+    for each in expired:
+        driver.scheduler.remove(each, 0.0)
+    assert inserts(driver.step()) == ["good"]
+
+
+def test_nor_one_that_is_next_only_when_another_was_begun():
+    """It is ended before the next step, and holds up those behind it no longer than that."""
+    driver = Driver(small_config(), 60)
+    driver.add(state("a", 3, 9), state("late", 16, 3, deadline_s=1e-3), state("b", 3, 9))
+    assert driver.scheduler.expired(0.0) == []
+    assert inserts(driver.step()) == ["a"]
+    (late,) = driver.scheduler.expired(0.0)
+    driver.scheduler.remove(late, 0.0)
+    assert (late.request.request_id, late.admitted_s) == ("late", None)
+    assert inserts(driver.step()) == ["b"]
+
+
+def test_nor_one_whose_tenant_may_have_a_slot_again():
+    """Its turn comes while the step is made, after those that expired were named."""
+    driver = Driver(small_config(max_tenant_running=1), 60)
+    driver.add(state("first", 3, 1))
+    driver.step()
+    driver.add(state("late", 16, 3, deadline_s=1e-3))
+    assert driver.scheduler.expired(0.0) == []
+    assert not inserts(driver.step())
+    assert ids(driver.scheduler.expired(0.0)) == ["late"]
+
+
+def test_an_idle_engine_tries_one_now_and_then_that_cannot_make_it():
+    """Breaks if predictions that are too long end everybody: no step would show that they are."""
+    driver = Driver(small_config(), 60)
+    scheduler = driver.scheduler
+    hopeless = [state(f"r{n}", 16, 3, deadline_s=1e-3) for n in range(2 * MAX_UNTRIED + 1)]
+    driver.add(*hopeless)
+    for each in scheduler.expired(0.0):
+        scheduler.remove(each, 0.0)
+    tried, *behind = hopeless[MAX_UNTRIED:]
+    assert list(scheduler.live.values()) == [tried, *behind]
+    assert inserts(driver.step()) == [tried.request.request_id]
+    for each in scheduler.expired(0.0):
+        scheduler.remove(each, 0.0)
+    assert list(scheduler.live.values()) == [tried], "only an idle engine begins one"
+
+
+def test_after_one_was_tried_as_many_are_not():
+    driver = Driver(small_config(), 60)
+    scheduler = driver.scheduler
+    driver.add(*(state(f"r{n}", 16, 1, deadline_s=1e-3) for n in range(MAX_UNTRIED + 1)))
+    for each in scheduler.expired(0.0):
+        scheduler.remove(each, 0.0)
     for _ in range(3):
         driver.step()
-    assert len(driver.scheduler.memory.cache) == 4
-    assert driver.scheduler.expired(99.999) == []
+    assert not scheduler.live
+    driver.add(again := state("again", 40, 1, deadline_s=driver.num_steps + 1e-3))
+    assert scheduler.expired(float(driver.num_steps)) == [again]
 
 
 def test_nobody_gives_way_for_pages_that_others_hold_as_well():
