@@ -3,6 +3,7 @@
 Each command has only its own flags, so a flag that would be ignored is an error instead.
 """
 
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -81,8 +82,7 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
 
 def help_text(command: Command, values: flags.FlagValues) -> str:
     """What --help prints: each flag with its meaning and default, in order of definition."""
-    usage = " ".join([command.program, command.name, *command.positionals, "[flags]"])
-    lines = [f"usage: {usage}", "", command.summary, "", "flags:"]
+    lines = [_usage(command), "", command.summary, "", "flags:"]
     for name in values:
         flag = values[name]
         if name != flag.name:
@@ -113,6 +113,11 @@ def check_utf8(name: str, text: str) -> None:
         raise UsageError(f"{name} is {text!a}; it must be UTF-8")
 
 
+def _usage(command: Command) -> str:
+    words = [command.program, command.name, *command.positionals, "[flags]"]
+    return f"usage: {' '.join(words)}"
+
+
 def _kind(flag: flags.Flag[Any]) -> str:
     return {"int": "INT", "float": "NUMBER"}.get(flag.flag_type(), "TEXT")
 
@@ -127,14 +132,41 @@ def _parse(command: Command, values: flags.FlagValues, arguments: Sequence[str])
     """Sets the flags; returns the positionals."""
     try:
         _, *positionals = values([f"{command.program} {command.name}", *arguments])
+    except flags.IllegalFlagValueError as error:
+        raise UsageError(_illegal_value(values, error)) from error
     except flags.Error as error:
         raise UsageError(str(error).removeprefix("ERROR:: ")) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"--flagfile has bytes that are no UTF-8: {error}") from error
-    if not values.help and len(positionals) != len(command.positionals):
-        wanted = " ".join(command.positionals) or "no arguments besides flags"
-        raise UsageError(f"got {positionals}; it must be {wanted}")
+    except ValueError as error:  # --noFLAG=VALUE: absl has no class for it
+        raise UsageError(str(error)) from error
+    if not values.help:
+        num_given, num_wanted = len(positionals), len(command.positionals)
+        if num_given < num_wanted:
+            missing = command.positionals[num_given]
+            raise UsageError(f"{missing} is missing; {_usage(command)}")
+        if num_given > num_wanted:
+            raise UsageError(f"{positionals[num_wanted]!r} is too much; {_usage(command)}")
     return tuple(positionals)
+
+
+def _illegal_value(values: flags.FlagValues, error: flags.IllegalFlagValueError) -> str:
+    """In our words: absl's are `flag --NAME=VALUE: WHY`, and its WHY is often Python's."""
+    message = str(error).removesuffix(f": {error.__context__}")
+    found = re.fullmatch(r"flag --(\w+)=(.*)", message, re.DOTALL)
+    if found is None:
+        return str(error)
+    name, value = found.groups()
+    return f"--{name} is {value!a}; it must be {_wanted(values[name])}"
+
+
+def _wanted(flag: flags.Flag[Any]) -> str:
+    if flag.boolean:
+        return "true or false"
+    if isinstance(flag.parser, flags.EnumParser):
+        return f"one of {', '.join(flag.parser.enum_values)}"
+    wanted = flag.parser.syntactic_help  # "an integer in the range ...", but "number >= 1.0"
+    return wanted if wanted.startswith("a") else f"a {wanted}"
 
 
 def _fail(command: Command, message: str, exit_code: int) -> int:

@@ -12,6 +12,8 @@ from .late_import import late_import
 # Commands are imported when they run: some bring JAX, which takes a second to import.
 COMMANDS = ("serve", "generate", "chat", "fetch", "convert", "replay")
 
+_WORDS = (*COMMANDS, "version")
+
 _EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 _USAGE = """\
@@ -43,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(importlib.metadata.version("octavo"))
         return 0
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"it must be one of {COMMANDS}"
+        close = difflib.get_close_matches(name, _WORDS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"it must be one of {', '.join(_WORDS)}"
         print(f"octavo: error: command is {name!r}; {hint}", file=sys.stderr)
         return EXIT_USAGE
     # gRPC's C core logs what its callers report better; read once, when a command imports grpc.
