@@ -152,7 +152,7 @@ def starvation(costs: PlannedCosts, seeds: Sequence[int]) -> tuple[list[str], li
     ]
     checks = [
         Check(
-            name=f"longest wait to the end under {policy}, seconds",
+            name=f"longest wait to the end (s) under {policy}",
             value=max(chosen.longest_s(policy, seed) for seed in seeds),
             high=chosen.bound_s(policy),
         )
