@@ -5,9 +5,10 @@ from pathlib import Path
 
 from absl import flags
 
+from ..configs.presets import preset_names
 from ..models.checkpoint import CheckpointError
 from ..models.convert import convert
-from .command_line import Command, CommandError, check_utf8
+from .command_line import Command, CommandError, UsageError, check_utf8
 from .engine_flags import define_dtype_flag
 
 
@@ -20,6 +21,11 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     """Converts SRC into the new folder DST and prints where it is."""
     check_utf8("DST", positionals[1])
     source, destination = map(Path, positionals)
+    if positionals[0] in preset_names() and not source.exists():
+        raise UsageError(
+            f"SRC is {positionals[0]!r}, a preset; it must be a path, which `octavo fetch "
+            f"{positionals[0]}` prints"
+        )
     try:
         convert(source, destination, values.dtype)
     except (CheckpointError, OSError) as error:

@@ -85,6 +85,11 @@ def _event_log(options: ModelOptions) -> EventLog | None:
         return None
     try:
         return EventLog(options.event_log, options.event_log_max_bytes)
+    except FileExistsError as error:
+        raise UsageError(
+            f"--event_log is {str(options.event_log)!r}, which exists and is kept; choose another "
+            "name"
+        ) from error
     except OSError as error:
         raise UsageError(f"--event_log cannot be made: {error}") from error
 

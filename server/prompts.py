@@ -1,6 +1,7 @@
 """The three forms of a prompt on the wire (text, ids, chat) to token ids."""
 
 import asyncio
+import re
 from collections.abc import Callable
 
 from . import octavo_pb2 as pb
@@ -84,7 +85,12 @@ async def _chat_ids(
             lambda: model.codec.encode_chat([(each.role, each.content) for each in messages]),
         )
     except ValueError as error:
-        raise invalid("chat.messages", str(error)) from error
+        # What the template says of a message begins with its path from the messages on.
+        message = str(error)
+        found = re.match(r"messages(\[\d+\](\.\w+)?)?(?= )", message)
+        if found is None:
+            raise invalid("chat.messages", message) from error
+        raise invalid(f"chat.{found[0]}", f"chat.{message}") from error
 
 
 async def _off_loop_if_long(

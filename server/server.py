@@ -125,8 +125,8 @@ class Server:
             port = self._server.add_insecure_port(f"{_one_address(config.host)}:{config.port}")
         except (OSError, RuntimeError) as error:
             raise OSError(
-                f"cannot listen on {config.address(config.port)}: the port is taken, or the "
-                "address is not one of this machine"
+                f"cannot listen on {config.address(config.port)}: the port is taken (--port=0 "
+                "picks a free one), or the address is not one of this machine"
             ) from error
         await self.lifecycle.begin()
         await self._server.start()

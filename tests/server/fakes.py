@@ -245,8 +245,11 @@ class ByteCodec:
         return ids
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        if any(role not in ("system", "user", "assistant") for role, _ in messages):
-            raise ValueError(f"role is {messages[0][0]!r}; it must be system, user or assistant")
+        for index, (role, _) in enumerate(messages):
+            if role == "tool":
+                raise ValueError("chat template: there are no tools")
+            if role not in ("system", "user", "assistant"):
+                raise ValueError(f"messages[{index}].role is {role!r}; it must be another one")
         return list("".join(f"<{role}>{content}" for role, content in messages).encode())
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:

@@ -119,6 +119,7 @@ BAD_COMMAND_LINES = {
     "serve --flagfile=/no/such/file": "/no/such/file",
     "fetch": "NAME is missing; usage: octavo fetch NAME [flags]",
     "fetch other": "NAME is 'other'; it must be one of smollm2-135m-instruct",
+    "convert smollm2-135m-instruct b": "octavo fetch smollm2-135m-instruct` prints",
     "convert a": "DST is missing; usage: octavo convert SRC DST [flags]",
     "generate": "give either --prompt or --prompt_ids",
     "generate --prompt=a --prompt_ids=1": "give either --prompt or --prompt_ids",
@@ -162,6 +163,19 @@ def test_a_flagfile_that_is_not_text(tmp_path: Path, capsys: pytest.CaptureFixtu
     file.write_bytes(b"--prompt=\xff\n")
     assert main(["generate", f"--flagfile={file}"]) == 2
     assert capsys.readouterr().err.startswith("octavo generate: error: --flagfile has bytes")
+
+
+def test_an_event_log_that_exists_is_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("old")
+    assert main(["serve", "--port=0", f"--model={tmp_path}", f"--event_log={log}"]) == 2
+    assert capfd.readouterr().err == (
+        f"octavo serve: error: --event_log is '{log}', which exists and is kept; choose another "
+        "name\n"
+    )
+    assert log.read_text() == "old"
 
 
 def test_a_reader_that_has_had_enough_is_no_error(address: str) -> None:

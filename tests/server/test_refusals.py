@@ -74,8 +74,12 @@ BAD_REQUESTS = {
     "no messages": (pb.GenerateRequest(chat=pb.ChatMessages()), "chat.messages"),
     "unknown role": (
         pb.GenerateRequest(
-            chat=pb.ChatMessages(messages=[pb.ChatMessage(role="robot", content="hi")])
+            chat=pb.ChatMessages(messages=[*CHAT.messages, pb.ChatMessage(role="robot")])
         ),
+        "chat.messages[1].role",
+    ),
+    "a chat that the template refuses": (
+        pb.GenerateRequest(chat=pb.ChatMessages(messages=[pb.ChatMessage(role="tool")])),
         "chat.messages",
     ),
     "special tokens with ids": (
@@ -167,7 +171,8 @@ def test_a_refusal_arrives_however_long_the_value_is(character: str) -> None:
             chat = pb.ChatMessages(messages=[pb.ChatMessage(role=character * 100_000)])
             error = await refused(at.inference.Generate(pb.GenerateRequest(chat=chat)).read())
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert field_of(error) == "chat.messages"
+            assert field_of(error) == "chat.messages[0].role"
+            assert str(error.details()).startswith("chat.messages[0].role is ")
 
     asyncio.run(scenario())
 
