@@ -129,6 +129,11 @@ class Engine:
         """Whether `step` has anything to do."""
         return bool(self._scheduler.live or self._in_flight or self._outputs)
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether a step was dispatched that was not read yet."""
+        return self._in_flight is not None
+
     def add(self, state: RequestState) -> None:
         """Queues what `admit` let pass. A failed engine ends it at once."""
         now_s = self._clock()

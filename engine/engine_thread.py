@@ -57,7 +57,7 @@ class EngineThread:
         Args:
           engine: Nobody else may call it from here on.
           on_outputs: Gets what a step brought, on this thread, at most once per step; must return
-            soon. If it raises, results are lost, so the engine is stopped as failed.
+            soon. If it raises, results are lost: every request ends with an error, and the thread.
           clock: The engine's.
         """
         self._engine = engine
@@ -69,6 +69,7 @@ class EngineThread:
         self._inbox: deque[RequestState | _Abort] = deque()
         # A request is live from submit until its last output is on its way.
         self._ledger = self._make_ledger()
+        self._leaving: list[str] = []  # whose last outputs are being handed over
         self._refused_total: Counter[str] = Counter()
         self._notes: list[dict[str, Any]] = []
         self._num_notes_lost = 0
@@ -209,13 +210,16 @@ class EngineThread:
                 return
 
     def _give_up(self) -> None:
-        """Ends every live request without the engine, whose state nobody knows any more."""
+        """Ends every request without the engine, whose state nobody knows any more.
+
+        Those too that have left, if their last outputs could not be handed over.
+        """
         error = "the engine failed while the request was running"
         with self._changed:
             self._load = replace(self._load, failed=True, num_running=0)
             outputs = [
                 RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=error)
-                for request_id in self._ledger.live_ids()
+                for request_id in dict.fromkeys([*self._leaving, *self._ledger.live_ids()])
             ]
             self._ledger = self._make_ledger()
             self._inbox.clear()
@@ -224,6 +228,10 @@ class EngineThread:
                 self._on_outputs(outputs)
         except Exception:
             logger.exception("the ends of %d requests could not be handed over", len(outputs))
+        try:
+            self._engine.close()
+        except Exception:
+            logger.exception("what the engine recorded may not be complete")
 
     def _make_ledger(self) -> AdmissionLedger:
         engine = self._engine
@@ -249,12 +257,21 @@ class EngineThread:
         return notes
 
     def _is_due(self) -> bool:
-        """Whether the thread has something to do now."""
-        has_step = self._engine.has_work and not self._is_paused
+        """Whether the thread has something to do now.
+
+        A step that is in flight when a pause begins is read at once: read late, its tokens would be
+        late, and it would be taken for one that took long.
+        """
+        engine = self._engine
+        has_step = engine.has_unread if self._is_paused else engine.has_work
         return bool(self._inbox) or self._is_stopping or has_step
 
     def _hand_over(self, outputs: list[RequestOutput]) -> None:
-        """Publishes what a step changed and hands its outputs on."""
+        """Publishes what a step changed and hands its outputs on.
+
+        Whoever gets the last output of a request may use its id again at once, so it has left by
+        then.
+        """
         with self._changed:
             self._load = self._engine.load()
             now_s = self._clock()
@@ -262,15 +279,11 @@ class EngineThread:
                 self._account(progress, now_s)
             for output in outputs:
                 if output.finish_reason is not None:
+                    self._leaving.append(output.request_id)
                     self._ledger.left(output.request_id, now_s)
         if outputs:
-            try:
-                self._on_outputs(outputs)
-            except Exception as failure:
-                logger.exception("results could not be handed over; the engine stops")
-                self._engine.fail(failure)
-                with self._changed:
-                    self._load = self._engine.load()
+            self._on_outputs(outputs)
+        self._leaving.clear()
 
     def _account(self, progress: Progress, now_s: float) -> None:
         """Tells the ledger of one turn of a request."""

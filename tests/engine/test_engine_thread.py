@@ -294,6 +294,19 @@ def test_paused_no_step_begins_and_the_one_in_flight_is_handed_over(rig: Rig):
     rig.thread.resume()
 
 
+def test_what_is_in_flight_when_a_pause_begins_is_read_at_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    """Breaks if the thread sleeps first: the step would be measured as one that took so long."""
+    monkeypatch.setattr(engine_thread, "PAUSED_WAKE_S", 10 * WAIT_S)
+    rig.close_gate()
+    rig.thread.submit(request("a", max_tokens=9))
+    rig.wait_until_fetching()
+    rig.thread.pause()
+    rig.executor.gate.set()
+    rig.wait_until(lambda: sum(len(output.token_ids) for [output] in rig.calls) == 2)
+
+
 def test_aborts_and_deadlines_take_effect_while_paused(rig: Rig):
     """Case 6.7: fails if what ended is let go only when a step runs."""
     rig.close_gate()
@@ -393,6 +406,57 @@ def test_a_receiver_that_raises_stops_the_engine_as_failed(rig: Rig):
     rig.thread.submit(request("a", max_tokens=50))
     assert rig.wait_for("a")["a"].finish_reason is FinishReason.ERROR
     assert rig.thread.load().failed
+
+
+def test_a_request_whose_last_output_was_lost_gets_an_end(rig: Rig):
+    """Breaks if only those are ended that the engine still has: the stream would never end."""
+
+    def lose() -> None:
+        rig.on_call = lambda: None
+        raise OSError("the receiver is gone")
+
+    rig.thread.submit(request("before", max_tokens=1))
+    rig.wait_for("before")  # it must not end twice
+    rig.on_call = lose
+    rig.thread.submit(request("a", max_tokens=1))
+    assert rig.wait_for("a")["a"] == Answer(finish_reason=FinishReason.ERROR)
+    assert rig.thread.load().failed
+    with pytest.raises(EngineUnavailable, match="failed"):
+        rig.thread.submit(request("late"))
+
+
+def test_a_receiver_that_always_raises_does_not_hide_that_the_engine_failed(rig: Rig):
+    def lose() -> None:
+        raise OSError("the receiver is gone")
+
+    rig.on_call = lose
+    rig.thread.submit(request("a", max_tokens=1))
+    assert rig.thread.join(WAIT_S)
+    assert rig.thread.load().failed
+    assert rig.thread.load().num_queued == 0
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_what_was_recorded_is_kept_when_the_thread_fails(
+    rig: Rig, is_broken: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A process that ends with os._exit loses what is in the buffer of a file."""
+    closed: list[bool] = []
+
+    def close() -> None:
+        closed.append(True)
+        if is_broken:
+            raise ValueError("the disk is gone")
+
+    def break_down() -> None:
+        raise ArithmeticError("broken")
+
+    monkeypatch.setattr(rig.engine, "close", close)
+    monkeypatch.setattr(rig.engine, "step", break_down)
+    rig.thread.submit(request("a"))
+    assert rig.thread.join(WAIT_S)
+    assert closed == [True]
+    assert rig.answers()["a"].finish_reason is FinishReason.ERROR
 
 
 @pytest.mark.parametrize("broken", ["add", "abort", "note", "load", "take_progress", "step"])
