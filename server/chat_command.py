@@ -9,9 +9,11 @@ import grpc
 from absl import flags
 
 from . import octavo_pb2 as pb
+from . import octavo_pb2_grpc
 from .client import GenerationFailed, generate
 from .command_line import Command, UsageError, check_utf8
 from .generation_flags import command_error, connected, define_generation_flags, sampling
+from .request_flags import define_request_flags, set_request_flags
 
 with suppress(ImportError):
     import readline  # noqa: F401  gives `input` its line editing, where the platform has it
@@ -24,6 +26,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "system", None, "What the model is told before the conversation.", flag_values=values
     )
+    define_request_flags(values)
     define_generation_flags(values)
 
 
@@ -36,8 +39,13 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     if values.system is not None:
         check_utf8("--system", values.system)
         history.append(pb.ChatMessage(role="system", content=values.system))
-    params = sampling(values)
+    common = pb.GenerateRequest(sampling=sampling(values))
+    set_request_flags(values, common)
     with connected(values) as channel:
+        try:  # before anybody types: is there a server, and has it loaded its model
+            octavo_pb2_grpc.ControlStub(channel).GetModelInfo(pb.GetModelInfoRequest())
+        except grpc.RpcError as error:
+            raise command_error(error, values) from error
         print(f"Ctrl-C ends an answer, Ctrl-D or {EXIT_WORD} ends the chat.", file=sys.stderr)
         while (said := _read()) is not None:
             try:
@@ -46,7 +54,7 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
                 print(f"error: {error}", file=sys.stderr)
                 continue
             if said.strip():
-                _answer(channel, params, history, said, values)
+                _answer(channel, common, history, said, values)
     return 0
 
 
@@ -66,16 +74,23 @@ def _read() -> str | None:
 
 def _answer(
     channel: grpc.Channel,
-    params: pb.Sampling,
+    common: pb.GenerateRequest,
     history: list[pb.ChatMessage],
     said: str,
     values: flags.FlagValues,
 ) -> None:
-    """Streams the answer and adds both turns to the history, or neither if there is no answer."""
+    """Streams the answer and adds both turns to the history, or neither if there is no answer.
+
+    Args:
+      channel: To the server.
+      common: What all requests of the chat have in common.
+      history: The turns so far, oldest first.
+      said: The user's turn.
+      values: The command's flags.
+    """
     question = pb.ChatMessage(role="user", content=said)
-    request = pb.GenerateRequest(
-        chat=pb.ChatMessages(messages=[*history, question]), sampling=params
-    )
+    request = pb.GenerateRequest(chat=pb.ChatMessages(messages=[*history, question]))
+    request.MergeFrom(common)
     pieces: list[str] = []
 
     def show(text: str) -> None:
@@ -83,8 +98,11 @@ def _answer(
         print(text, end="", flush=True)
 
     try:
-        if generate(channel, request, show).finish_reason == "length":
+        reason = generate(channel, request, show).finish_reason
+        if reason == "length":
             print(" [cut at --max_tokens or the context limit]", end="")
+        elif reason != "stop":
+            print(f" [ended by {reason}]", end="")
     except KeyboardInterrupt:
         print(" [cancelled]", end="")
     except (grpc.RpcError, GenerationFailed) as error:

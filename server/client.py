@@ -36,6 +36,7 @@ class Answer:
     """What came back, so far or in all.
 
     Attributes:
+      request_id: What the server calls the request.
       token_ids: Output ids.
       text: Their text.
       logprobs: Of token_ids, if asked for.
@@ -45,6 +46,7 @@ class Answer:
       completed: Usage and timings; None while it is not complete.
     """
 
+    request_id: str = ""
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[float] = field(default_factory=list)
@@ -103,6 +105,8 @@ def retry_after_s(error: grpc.Call | grpc.aio.AioRpcError) -> float | None:
 
 def _take(event: pb.GenerateEvent, answer: Answer, on_text: Callable[[str], None]) -> None:
     match event.WhichOneof("event"):
+        case "accepted":
+            answer.request_id = event.accepted.request_id
         case "prompt_logprobs":
             answer.prompt_logprobs.extend(event.prompt_logprobs.logprobs)
         case "token_delta":
@@ -119,5 +123,5 @@ def _take(event: pb.GenerateEvent, answer: Answer, on_text: Callable[[str], None
             answer.completed = event.completed
         case "failed":
             raise GenerationFailed(event.failed.message)
-        case _:  # accepted, and events that a newer server may add
+        case _:  # events that a newer server may add
             pass

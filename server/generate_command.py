@@ -10,7 +10,7 @@ from absl import flags
 
 from . import octavo_pb2 as pb
 from .client import Answer, GenerationFailed, generate
-from .command_line import Command, UsageError, check_utf8
+from .command_line import EXIT_FAILURE, Command, UsageError, check_utf8
 from .generation_flags import (
     command_error,
     connected,
@@ -53,7 +53,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
-    """Generates and prints."""
+    """Generates and prints; returns 0 if the output is complete."""
     request = _request(values)
     with connected(values) as channel:
         try:
@@ -65,7 +65,7 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     else:
         print(flush=True)
         print(_summary(answer), file=sys.stderr)
-    return 0
+    return 0 if answer.finish_reason in ("stop", "length") else EXIT_FAILURE
 
 
 def _request(values: flags.FlagValues) -> pb.GenerateRequest:
@@ -100,6 +100,7 @@ def _as_json(answer: Answer, request: pb.GenerateRequest) -> dict[str, Any]:
     completed = answer.completed or pb.Completed()
     timings = completed.timings
     shown: dict[str, Any] = {
+        "request_id": answer.request_id,
         "text": answer.text,
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,

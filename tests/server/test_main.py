@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import importlib.metadata
+import io
 import json
 import os
 import shlex
@@ -18,12 +19,13 @@ from absl import flags
 
 from octavo.configs.scheduling_config import SchedulingConfig
 from octavo.engine.admission import Overloaded
+from octavo.engine.request import FinishReason
 from octavo.server import octavo_pb2 as pb
 from octavo.server.main import COMMANDS, main
 from octavo.server.request_flags import define_request_flags, set_request_flags
 from octavo.server.scheduling_flags import define_scheduling_flags, scheduling_config
 
-from .harness import running
+from .harness import eventually, running
 from .processes import ROOT, fake_server_command, server_process
 
 OCTAVO = [sys.executable, "-m", "octavo.server"]
@@ -283,7 +285,9 @@ def test_generate_json_has_everything(address: str, capsys: pytest.CaptureFixtur
     assert main(line) == 0
     out, errors = capsys.readouterr()
     assert errors == ""
-    assert json.loads(out) == {
+    shown = json.loads(out)
+    assert len(shown.pop("request_id")) == 32  # the server's own
+    assert shown == {
         "text": "ABC",
         "token_ids": [65, 66, 67],
         "finish_reason": "stop",
@@ -435,6 +439,65 @@ def test_chat_remembers_and_survives_ctrl_c(address: str) -> None:
         read_until(b"[cancelled]\n")
         say(b"/exit")
         assert process.wait(timeout=10) == 0
+
+
+@pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.DEADLINE])
+def test_an_output_that_is_not_complete_is_no_success(
+    reason: FinishReason, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails with 0, which a script takes for an answer."""
+
+    async def scenario() -> None:
+        async with running() as at:
+            line = ["generate", f"--server=127.0.0.1:{at.port}", "--prompt=a", "--json"]
+            command = asyncio.create_task(asyncio.to_thread(main, line))
+            await eventually(lambda: bool(at.engine.submitted))
+            at.engine.abort(at.engine.submitted[0].request_id, reason)
+            at.engine.step()
+            assert await command == 1
+            shown = json.loads(capsys.readouterr().out)
+            assert shown["request_id"] == at.engine.submitted[0].request_id
+            assert shown["finish_reason"] == reason.value
+
+    asyncio.run(scenario())
+
+
+def test_chat_looks_for_the_server_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if it greets, and says what is wrong only after the first message."""
+
+    async def scenario() -> None:
+        async with running(is_ready=False) as at:
+            for address, said in (
+                ("localhost:1", "UNAVAILABLE: "),
+                (f"127.0.0.1:{at.port}", "UNAVAILABLE: the model is not loaded yet"),
+            ):
+                assert await asyncio.to_thread(main, ["chat", f"--server={address}"]) == 1
+                out, errors = capsys.readouterr()
+                assert out == ""
+                assert errors.startswith(f"octavo chat: error: {said}")
+                assert errors.count("\n") == 1
+
+    asyncio.run(scenario())
+
+
+def test_chat_says_whose_and_how_urgent_its_requests_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+
+    async def scenario() -> None:
+        async with running() as at:
+            line = ["chat", f"--server=127.0.0.1:{at.port}", "--max_tokens=1"]
+            line += ["--tenant=acme", "--priority=3", "--cache_salt=s"]
+            command = asyncio.create_task(asyncio.to_thread(main, line))
+            await eventually(lambda: bool(at.engine.submitted))
+            await at.run_to_end()
+            assert await command == 0
+            (request,) = at.engine.submitted
+            assert (request.tenant, request.priority, request.cache_salt) == ("acme", 3, "s")
+
+    asyncio.run(scenario())
+    assert "[cut at" in capsys.readouterr().out
 
 
 def test_a_remote_client_needs_no_jax(address: str) -> None:
