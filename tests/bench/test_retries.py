@@ -65,7 +65,7 @@ BAD_COMMAND_LINES = {
     "--output_tokens=1": "--output_tokens is 1; it must be at least 2",
     "--serve_flags='": '--serve_flags is "\'"',
     "--server=a:1": "Unknown command line flag 'server'",
-    "quickly": "['quickly']",
+    "quickly": "'quickly' is too much",
 }
 
 

@@ -72,20 +72,20 @@ BAD_COMMAND_LINES = {
     "--concurrency=1,0": "--concurrency has 0; each level must be in [1, 4096]",
     "--concurrency=8,8": "--concurrency is (8, 8); no level may come twice",
     "--rounds=0": "--rounds is 0; it must be in [1, 1000]",
-    "--rounds=x": "flag --rounds=x",
+    "--rounds=x": "--rounds is 'x'; it must be an integer",
     "--requests_per_client=0": "--requests_per_client is 0",
     "--prompt_tokens=0": "--prompt_tokens is 0; it must be at least 1",
     "--output_tokens=1": "--output_tokens is 1; it must be at least 2",
     "--temperature=0": "--temperature is 0.0; it must be above 0",
     "--top_p=2": "--top_p is 2.0; it must be in (0, 1]",
     "--prompt_text=/no/such/file": "--prompt_text is '/no/such/file'",
-    "--dtype=float16": "--dtype=float16",
+    "--dtype=float16": "--dtype is 'float16'; it must be one of bfloat16, float32",
     "--serve_flags='": '--serve_flags is "\'"',
     "--start_timeout_s=-1": "--start_timeout_s",
     "--server=a:1 --dtype=float32": "--dtype is for a server that is started",
     "--server=a:1 --serve_flags=--page_size=8": "--serve_flags is for a server that is started",
     "--speed=9": "Unknown command line flag 'speed'",
-    "quickly": "['quickly']",
+    "quickly": "'quickly' is too much",
 }
 
 
