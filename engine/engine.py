@@ -303,7 +303,7 @@ class Engine:
         measured_s = read_s - max(step.at_s, self._read_s)
         self._scheduler.observe(schedule, measured_s)
         self._read_s = read_s
-        if self._recorder is not None:
+        if self._recorder is not None and not self._recorder.has_ended:
             self._recorder.read(read_s, measured_s, _rows(step, result))
         take_token, outputs = self._scheduler.take_token, self._outputs
         # Most work per step is here, once per row: a row that only goes on takes the short way.

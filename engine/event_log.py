@@ -38,6 +38,9 @@ VERSION = 1
 class Recorder(Protocol):
     """What the engine tells of its scheduler. Called on the engine's thread."""
 
+    has_ended: bool
+    """Nothing more is kept: what is dear to tell need not be told."""
+
     def start(
         self, config: EngineConfig, num_pages: int, max_host_pages: int, costs: StepCosts
     ) -> None:
@@ -65,7 +68,11 @@ class Recorder(Protocol):
 
 
 class EventLog:
-    """Writes the log, up to a size."""
+    """Writes the log, up to a size.
+
+    Attributes:
+      has_ended: It is full, was closed, or could not be written.
+    """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         """Creates the file, which only its owner can read.
@@ -79,6 +86,7 @@ class EventLog:
         """
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
         self._room = max_bytes
+        self.has_ended = False
         self._last_decodes: list[int] = []
 
     def start(
@@ -98,6 +106,8 @@ class EventLog:
 
     def add(self, state: RequestState, at_s: float) -> None:
         """See Recorder."""
+        if self.has_ended:
+            return
         request = dataclasses.asdict(state.request)
         request["cache_salt"] = _digest_of(state.request.cache_salt)
         self._write(op="add", at_s=at_s, max_tokens=state.max_tokens, request=request)
@@ -110,7 +120,7 @@ class EventLog:
         self, at_s: float, expired: Sequence[RequestState], schedule: Schedule | None, *, made: bool
     ) -> None:
         """See Recorder. While the engine is paused, only what expired is worth a line."""
-        if not expired and not made:
+        if self.has_ended or not (expired or made):
             return
         plan = None if schedule is None else plan_of(schedule)
         if plan is not None:
@@ -131,19 +141,20 @@ class EventLog:
 
     def close(self) -> None:
         """See Recorder."""
-        self._room = 0
+        self.has_ended = True
         with self._tolerant():
             self._file.close()
 
     def _write(self, **record: Any) -> None:
+        """Appends a line, or that the log is full; once it has ended, nothing."""
+        if self.has_ended:
+            return
         line = json.dumps(record, separators=(",", ":")) + "\n"
+        self._room -= len(line)
+        self.has_ended = self._room < 0
         with self._tolerant():
-            if len(line) <= self._room:
-                self._room -= len(line)
-                self._file.write(line)
-            elif self._room > 0:
-                self._room = 0
-                self._file.write('{"op":"full"}\n')
+            self._file.write('{"op":"full"}\n' if self.has_ended else line)
+            if self.has_ended:
                 self._file.flush()
 
     @contextmanager
@@ -153,7 +164,7 @@ class EventLog:
             yield
         except OSError:
             logger.exception("the event log ends here")
-            self._room = 0
+            self.has_ended = True
 
 
 def _digest_of(salt: str) -> str:

@@ -5,11 +5,14 @@ import io
 import json
 import random
 from pathlib import Path
+from types import ModuleType
 from typing import Any, override
 
 import pytest
 
 from octavo.configs.scheduling_config import PolicyName
+from octavo.engine import engine as engine_module
+from octavo.engine import event_log
 from octavo.engine.engine import Engine
 from octavo.engine.event_log import EventLog
 from octavo.engine.replay import ReplayError, replay
@@ -165,6 +168,48 @@ def test_a_log_ends_at_its_largest_size_and_can_be_replayed_so_far(tmp_path: Pat
     found = replay(_lines(path))
     assert not found.is_complete
     assert found.num_steps > 10
+
+
+def test_a_log_that_is_full_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if lines are made first: a full log was as dear as a running one, for ever."""
+    made: list[str] = []
+
+    def count(module: ModuleType, name: str) -> None:
+        real = getattr(module, name)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            made.append(name)
+            return real(*args, **options)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(event_log, "plan_of")
+    count(engine_module, "_rows")
+    count(json, "dumps")
+    log = EventLog(tmp_path / "log", 2_000)
+    engine, _ = fake_engine(recorder=log)
+    add_request(engine, request("a", range(10), max_tokens=40))
+    while not log.has_ended:
+        engine.step()
+    assert set(made) == {"plan_of", "_rows", "dumps"}
+    made.clear()
+    add_request(engine, request("b", range(10), max_tokens=3))
+    add_request(engine, request("c", range(10), max_tokens=3))
+    engine.abort("c")
+    engine.note({"what": "paused"})
+    finish(engine)
+    assert not made
+    log.close()
+
+
+def test_a_log_that_its_last_line_fills_ends_with_the_next(tmp_path: Path) -> None:
+    """Breaks if it ends without a word: a replay would take it for complete."""
+    note = json.dumps({"op": "note", "n": 1}, separators=(",", ":")) + "\n"
+    log = EventLog(tmp_path / "log", len(note))
+    for _ in range(3):
+        log.note({"n": 1})
+    log.close()
+    assert (tmp_path / "log").read_text() == note + '{"op":"full"}\n'
 
 
 def test_the_last_line_of_a_killed_process_does_not_matter(tmp_path: Path) -> None:
