@@ -1,12 +1,14 @@
 """EventLog: a file of all that was asked of the scheduler and all that it decided. No JAX.
 
 One JSON object a line, "op" first:
-  start   the configuration, so that a replay can begin
+  start   the configuration, so that a replay can begin; and a date, with the time that it was
   add     a request was queued
   end     one ended between two steps: cancelled, failed
   step    deadlines were looked at and a step was made (or none): who expired, what it does, why
   read    what a step brought: token and status of each row, null where its request had gone
   note    anything else that was decided outside the scheduler: refused, paused, resumed
+  full    the log has its largest size, and ends
+  closed  the engine has ended, and the log with it; a killed one leaves neither
 Times are those of the clock that the engine was given. The scheduler is a function of these inputs,
 so `engine.replay` runs them again and must find the same decisions. The log holds token ids of
 prompts and outputs: it is as private as they are. A cache salt is a secret that outlives its prompt
@@ -15,6 +17,7 @@ prompts, which is all that a decision depends on.
 """
 
 import dataclasses
+import datetime
 import json
 import logging
 import os
@@ -74,18 +77,27 @@ class EventLog:
       has_ended: It is full, was closed, or could not be written.
     """
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        max_bytes: int,
+        *,
+        moment: tuple[float, datetime.datetime] | None = None,
+    ) -> None:
         """Creates the file, which only its owner can read.
 
         Args:
           path: Must not exist: a log is never overwritten.
           max_bytes: When the log has this size it says so and ends; the engine goes on.
+          moment: A time of the engine's clock and the date at it, with its zone, so that readers
+            can tell the date of any time in the log.
 
         Raises:
           OSError: The file cannot be made.
         """
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
         self._room = max_bytes
+        self._moment = moment
         self.has_ended = False
         self._last_decodes: list[int] = []
 
@@ -94,9 +106,14 @@ class EventLog:
     ) -> None:
         """See Recorder."""
         base_s = [[key.rows, key.chunk, base_s] for key, base_s in costs.base_s.items()]
+        moment: dict[str, Any] = {}
+        if self._moment is not None:
+            at_s, date = self._moment
+            moment = {"at_s": at_s, "date": date.isoformat()}
         self._write(
             op="start",
             version=VERSION,
+            **moment,
             config=dataclasses.asdict(config),
             num_pages=num_pages,
             max_host_pages=max_host_pages,
@@ -141,7 +158,10 @@ class EventLog:
 
     def close(self) -> None:
         """See Recorder."""
-        self.has_ended = True
+        if not self.has_ended:
+            self.has_ended = True
+            with self._tolerant():
+                self._file.write('{"op":"closed"}\n')
         with self._tolerant():
             self._file.close()
 

@@ -1,5 +1,7 @@
 """Replay: runs the scheduler again from an event log and compares every decision. No JAX."""
 
+import datetime
+import enum
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -10,7 +12,7 @@ from ..configs.engine_config import EngineConfig
 from ..configs.scheduling_config import SchedulingConfig
 from . import packing
 from .event_log import VERSION, plan_of
-from .request import Request, SamplingParams
+from .request import FinishReason, Request, SamplingParams
 from .schedule import RequestState, Schedule
 from .scheduler import Scheduler
 from .step_costs import StepCosts
@@ -21,6 +23,15 @@ class ReplayError(ValueError):
     """The log cannot be replayed, or the replay decides otherwise; the message names the line."""
 
 
+class LogEnd(enum.Enum):
+    """How a log ends: the op of its last record, if that is one of an end."""
+
+    CLOSED = "closed"  # with the engine
+    FULL = "full"  # at its largest size
+    OPEN = "open"  # after any record: its engine runs, was killed, or could not write
+    TORN = "torn"  # likewise, in the middle of a line
+
+
 @dataclass(kw_only=True)
 class Replay:
     """What a replay found.
@@ -29,14 +40,14 @@ class Replay:
       num_requests: Requests that were queued.
       num_steps: Steps that were made again, each with the same plan.
       num_events: Decisions that were found again.
-      is_complete: The log reaches the end of the engine; else it was cut off at its largest size.
-      story: What concerns the request that was asked about, oldest first.
+      end: How the log ends; all before was replayed.
+      story: What concerns the request that was asked about, oldest first: from "queued" to "ended".
     """
 
     num_requests: int = 0
     num_steps: int = 0
     num_events: int = 0
-    is_complete: bool = True
+    end: LogEnd = LogEnd.OPEN
     story: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -55,11 +66,12 @@ def replay(lines: Iterable[str], *, request_id: str | None = None) -> Replay:
     number, start = next(records, (1, None))
     if start is None or start.get("op") != "start" or start.get("version") != VERSION:
         raise ReplayError(f"line 1: not the start of an event log of version {VERSION}")
-    player = _Player(_scheduler(start))
+    moment = _moment(start)
+    player = _Player(_scheduler(start), request_id)
     found = player.found
     for number, record in records:
-        if record["op"] == "full":
-            found.is_complete = False
+        if record["op"] in _ENDS:
+            found.end = LogEnd(record["op"])
             break
         if record["op"] != "note":
             try:
@@ -71,15 +83,24 @@ def replay(lines: Iterable[str], *, request_id: str | None = None) -> Replay:
             player.scheduler.check()
         if request_id is not None:
             found.story += _about(record, request_id)
+    if moment is not None:
+        found.story = [_dated(event, *moment) for event in found.story]
     return found
 
 
-class _Player:
-    """A scheduler that is told again what it was told."""
+_ENDS = {LogEnd.CLOSED.value, LogEnd.FULL.value, LogEnd.TORN.value}
 
-    def __init__(self, scheduler: Scheduler) -> None:
+
+class _Player:
+    """A scheduler that is told again what it was told.
+
+    It tells of the one request what no record says: when its first token came, and how it ended.
+    """
+
+    def __init__(self, scheduler: Scheduler, request_id: str | None) -> None:
         self.scheduler = scheduler
         self.found = Replay()
+        self._request_id = request_id
         self._unread: deque[Schedule] = deque()
         self._last_decodes: list[int] = []
 
@@ -90,7 +111,8 @@ class _Player:
                 self.scheduler.add(_state(record))
                 self.found.num_requests += 1
             case "end":
-                self.scheduler.remove(self.scheduler.live[record["request_id"]], at_s)
+                state = self.scheduler.live[record["request_id"]]
+                self._end(state, FinishReason(record["reason"]), at_s)
             case "step":
                 self._step(record, at_s)
             case "read":
@@ -103,7 +125,7 @@ class _Player:
         expired = self.scheduler.expired(at_s)
         _compare("expired", record["expired"], [state.request.request_id for state in expired])
         for state in expired:
-            self.scheduler.remove(state, at_s)
+            self._end(state, FinishReason.DEADLINE, at_s)
         if not record["made"]:
             return
         schedule = self.scheduler.schedule(at_s)
@@ -129,20 +151,34 @@ class _Player:
             token_id, status = row
             is_sample = chunk is None or chunk.is_last
             if is_sample and not status & packing.VALID:
-                self.scheduler.remove(state, at_s)
+                self._end(state, FinishReason.ERROR, at_s)
                 continue
             if chunk is None:
                 self.scheduler.take_token(state, token_id)
             else:
                 self.scheduler.take_chunk(chunk, token_id if is_sample else None)
-            if is_sample and status & (packing.STOPPED | packing.EXHAUSTED):
-                self.scheduler.remove(state, at_s)
+            if is_sample and len(state.output_token_ids) == 1:
+                self._tell(state, "first_token", at_s)
+            if is_sample and status & packing.STOPPED:  # in the last place it is still a stop
+                self._end(state, FinishReason.STOP, at_s)
+            elif is_sample and status & packing.EXHAUSTED:
+                self._end(state, FinishReason.LENGTH, at_s)
+
+    def _end(self, state: RequestState, reason: FinishReason, at_s: float) -> None:
+        self.scheduler.remove(state, at_s)
+        num_tokens = len(state.output_token_ids)
+        self._tell(state, "ended", at_s, reason=reason.value, output_tokens=num_tokens)
+
+    def _tell(self, state: RequestState, kind: str, at_s: float, **detail: int | str) -> None:
+        if state.request.request_id == self._request_id:
+            self.found.story.append({"at_s": at_s, "kind": kind} | detail)
 
 
 def _records(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(lines, 1):
         if not line.endswith("\n"):
-            return  # the process was killed while it wrote
+            yield number, {"op": LogEnd.TORN.value}
+            return
         try:
             record = json.loads(line)
         except ValueError as error:
@@ -150,6 +186,16 @@ def _records(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(record, dict) or "op" not in record:
             raise ReplayError(f"line {number}: it must be an object with an op")
         yield number, record
+
+
+def _moment(start: dict[str, Any]) -> tuple[float, datetime.datetime] | None:
+    """A time of the log's clock and the date at it, if the log has one."""
+    if "date" not in start:
+        return None
+    try:
+        return float(start["at_s"]), datetime.datetime.fromisoformat(start["date"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ReplayError(f"line 1: the start cannot be read: {error!r}") from error
 
 
 def _scheduler(start: dict[str, Any]) -> Scheduler:
@@ -187,22 +233,26 @@ def _compare(what: str, logged: Any, found: Any) -> None:
 
 
 def _about(record: dict[str, Any], request_id: str) -> list[dict[str, Any]]:
-    """What a record says of one request, without the token ids and what stands for its salt."""
+    """What a record says of one request, without the token ids and what stands for its salt.
+
+    How it ended is not here: the player tells, whichever way it was.
+    """
     op = record["op"]
     if op == "add" and record["request"]["request_id"] == request_id:
         request = dict(record["request"])
         num_tokens = len(request.pop("prompt_token_ids"))
         request.pop("cache_salt", None)
         return [{"at_s": record["at_s"], "kind": "queued", "prompt_tokens": num_tokens} | request]
-    if op in ("end", "note") and record.get("request_id") == request_id:
-        kind = record.get("what", "ended")
-        return [{"kind": kind} | {k: v for k, v in record.items() if k not in ("op", "what")}]
+    if op == "note" and record.get("request_id") == request_id:
+        said = {name: value for name, value in record.items() if name not in ("op", "what")}
+        return [{"at_s": record["at_s"], "kind": record["what"]} | said]
     if op == "step":
-        gone = [
-            {"at_s": record["at_s"], "kind": "expired"}
-            for expired in record["expired"]
-            if expired == request_id
-        ]
         plan = record["plan"] or {"events": []}
-        return gone + [event for event in plan["events"] if event["request_id"] == request_id]
+        return [event for event in plan["events"] if event["request_id"] == request_id]
     return []
+
+
+def _dated(event: dict[str, Any], at_s: float, date: datetime.datetime) -> dict[str, Any]:
+    """The event with the date that belongs to its time; at at_s it was `date`."""
+    then = date + datetime.timedelta(seconds=event["at_s"] - at_s)
+    return {"at_s": event["at_s"], "date": then.isoformat(timespec="milliseconds")} | event

@@ -84,7 +84,11 @@ def _event_log(options: ModelOptions) -> EventLog | None:
     if options.event_log is None:
         return None
     try:
-        return EventLog(options.event_log, options.event_log_max_bytes)
+        return EventLog(
+            options.event_log,
+            options.event_log_max_bytes,
+            moment=(time.monotonic(), datetime.datetime.now(datetime.UTC)),
+        )
     except FileExistsError as error:
         raise UsageError(
             f"--event_log is {str(options.event_log)!r}, which exists and is kept; choose another "

@@ -1,13 +1,22 @@
 """`octavo replay`: runs the scheduler again from an event log, and tells one request's story."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
-from ..engine.replay import ReplayError, replay
+from ..engine.replay import LogEnd, ReplayError, replay
 from .command_line import Command, CommandError, UsageError
+
+_NOT_CLOSED = "it has no end: its server still runs (and writes a few KiB late), was killed, or could not write"
+_ENDS = {
+    LogEnd.CLOSED: None,
+    LogEnd.FULL: "the log was cut off at its largest size",
+    LogEnd.OPEN: f"the log was replayed so far, but {_NOT_CLOSED}",
+    LogEnd.TORN: f"the log was replayed up to its last line, which is torn, and {_NOT_CLOSED}",
+}
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -15,13 +24,18 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "request_id",
         None,
-        "Print what was decided about this request, one JSON object a line.",
+        "Print what happened to this request and why, one JSON object a line. The id is what the "
+        "client sent, or what the server made up and told in the event Accepted; `octavo generate "
+        "--json` prints it.",
         flag_values=values,
     )
 
 
 def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
-    """Replays; returns 0 if every decision was found again and every invariant held."""
+    """Replays; returns 0 if every decision was found again and every invariant held.
+
+    A log without an end is no error: of a server that runs or was killed there is no other.
+    """
     path = Path(positionals[0])
     try:
         with path.open(encoding="utf-8") as lines:
@@ -34,20 +48,24 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
         raise CommandError(f"{path}: an invariant does not hold: {error}") from error
     for event in found.story:
         print(json.dumps(event))
-    if values.request_id is not None and not found.story:
-        raise CommandError(f"{path}: there is no request {values.request_id!r}")
     if values.request_id is None:
-        end = "" if found.is_complete else "; the log was cut off at its largest size"
         print(
             f"{found.num_requests} requests, {found.num_steps} steps, {found.num_events} events: "
-            f"the same schedule, and all invariants hold{end}"
+            "the same schedule, and all invariants hold"
+        )
+    if (end := _ENDS[found.end]) is not None:
+        print(f"octavo replay: {path}: {end}", file=sys.stderr)
+    if values.request_id is not None and not found.story:
+        raise CommandError(
+            f"{path}: there is no request {values.request_id!r} among {found.num_requests}"
         )
     return 0
 
 
 COMMAND = Command(
     name="replay",
-    summary="Runs the scheduler again from an event log and checks that it decides the same.",
+    summary="Runs the scheduler again from LOG, which `octavo serve --event_log=LOG` wrote, and "
+    "checks that it decides the same.",
     positionals=("LOG",),
     define_flags=define_flags,
     run=run,

@@ -1,9 +1,12 @@
 """An event log reproduces a run: every plan, every event, every page; and shows any difference."""
 
+import datetime
 import errno
 import io
 import json
 import random
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, override
@@ -15,8 +18,8 @@ from octavo.engine import engine as engine_module
 from octavo.engine import event_log
 from octavo.engine.engine import Engine
 from octavo.engine.event_log import EventLog
-from octavo.engine.replay import ReplayError, replay
-from octavo.engine.request import FinishReason
+from octavo.engine.replay import LogEnd, ReplayError, replay
+from octavo.engine.request import FinishReason, RequestOutput
 
 from .fakes import (
     VOCAB_SIZE,
@@ -31,7 +34,13 @@ from .fakes import (
 POLICIES: tuple[PolicyName, ...] = ("fcfs", "priority", "fair", "deadline")
 
 
-def _random_run(path: Path, seed: int, policy: PolicyName, max_bytes: int = 1 << 30) -> Engine:
+def _random_run(
+    path: Path,
+    seed: int,
+    policy: PolicyName,
+    max_bytes: int = 1 << 30,
+    take: Callable[[list[RequestOutput]], None] = lambda step: None,
+) -> Engine:
     """Everything that a scheduler can be told: arrivals, aborts, deadlines, pauses, few pages."""
     rng = random.Random(seed)
     config = small_config(
@@ -72,12 +81,12 @@ def _random_run(path: Path, seed: int, policy: PolicyName, max_bytes: int = 1 <<
         if live and rng.random() < 0.1:
             engine.abort(rng.choice(live))
         if rng.random() < 0.05:
-            engine.collect()
+            take(engine.collect())
         else:
-            engine.step()
+            take(engine.step())
     while engine.has_work:
         clock.now_s += 0.1
-        engine.step()
+        take(engine.step())
     assert engine.failure is None
     log.close()
     return engine
@@ -93,7 +102,7 @@ def test_a_log_reproduces_the_schedule(tmp_path: Path, policy: PolicyName, seed:
     load = engine.load()
     assert found.num_steps == load.steps_total
     assert found.num_requests == sum(load.finished_total.values())
-    assert found.is_complete
+    assert found.end is LogEnd.CLOSED
     assert found.num_events > found.num_requests / 2
 
 
@@ -155,7 +164,13 @@ def test_a_difference_is_found_and_its_line_is_named(tmp_path: Path, change: Any
         replay(_lines(path))
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", "[]\n", "x\n", '{"op":"start","version":9}\n'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}\n", "[]\n", "x\n", '{"op":"start","version":9}\n'),
+        '{"op":"start","version":1,"at_s":1,"date":"x"}\n',
+    ],
+)
 def test_what_is_no_log_is_refused(text: str) -> None:
     with pytest.raises(ReplayError, match=r"^line 1: "):
         replay(text.splitlines(keepends=True))
@@ -166,7 +181,7 @@ def test_a_log_ends_at_its_largest_size_and_can_be_replayed_so_far(tmp_path: Pat
     _random_run(path, 3, "fair", max_bytes=20_000)
     assert path.stat().st_size < 20_000 + len('{"op":"full"}\n') + 1
     found = replay(_lines(path))
-    assert not found.is_complete
+    assert found.end is LogEnd.FULL
     assert found.num_steps > 10
 
 
@@ -215,8 +230,13 @@ def test_a_log_that_its_last_line_fills_ends_with_the_next(tmp_path: Path) -> No
 def test_the_last_line_of_a_killed_process_does_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "log"
     _random_run(path, 3, "fcfs")
-    text = path.read_text()
-    assert replay(text[:-30].splitlines(keepends=True)).num_steps > 10
+    *lines, last, closed = _lines(path)
+    assert closed == '{"op":"closed"}\n'
+    whole = replay([*lines, last, closed])
+    torn = replay([*lines, last[:-9]])
+    assert (torn.end, torn.num_steps) == (LogEnd.TORN, whole.num_steps)
+    assert replay([*lines, last]).end is LogEnd.OPEN
+    assert replay(lines[:200]).end is LogEnd.OPEN
 
 
 def test_nobody_else_reads_a_log_and_none_is_overwritten(tmp_path: Path) -> None:
@@ -237,10 +257,56 @@ def test_the_story_of_one_request(tmp_path: Path) -> None:
         while engine.has_work:
             engine.step()
     log.close()
-    queued, admitted = replay(_lines(path), request_id="second").story
+    queued, admitted, first_token, ended = replay(_lines(path), request_id="second").story
     assert (queued["kind"], queued["prompt_tokens"], queued["tenant"]) == ("queued", 10, "t")
     assert (admitted["kind"], admitted["cached_tokens"]) == ("admitted", 8)
     assert (admitted["miss"], admitted["miss_at_token"]) == ("page_border", 8)
+    assert first_token["kind"] == "first_token"
+    assert (ended["kind"], ended["reason"], ended["output_tokens"]) == ("ended", "length", 3)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_story_tells_the_end_that_the_engine_told(tmp_path: Path, policy: PolicyName) -> None:
+    """Fails if a story stops before its end, or tells another: stopped, aborted, expired."""
+    path = tmp_path / "log"
+    outputs: dict[str, int] = Counter()
+    reasons: dict[str, str] = {}
+
+    def take(step: list[RequestOutput]) -> None:
+        for output in step:
+            outputs[output.request_id] += len(output.token_ids)
+            if output.finish_reason is not None:
+                reasons[output.request_id] = output.finish_reason.value
+
+    _random_run(path, 1, policy, take=take)
+    lines = _lines(path)
+    assert {"length", "cancelled", "deadline"} <= set(reasons.values())
+    some = {reason: request_id for request_id, reason in reasons.items()}  # each replay is a run
+    for reason, request_id in some.items():
+        story = replay(lines, request_id=request_id).story
+        assert story[0]["kind"] == "queued"
+        *_, ended = (event for event in story if event["kind"] == "ended")
+        assert ended is story[-1]
+        assert (ended["reason"], ended["output_tokens"]) == (reason, outputs[request_id])
+        num_first = sum(event["kind"] == "first_token" for event in story)
+        assert num_first == (outputs[request_id] > 0)
+        assert [event["at_s"] for event in story] == sorted(event["at_s"] for event in story)
+
+
+def test_a_story_has_dates(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    date = datetime.datetime(2026, 11, 30, 23, 59, 59, tzinfo=datetime.UTC)
+    log = EventLog(path, 1 << 20, moment=(5.0, date))
+    clock = Clock()
+    clock.now_s = 7.25
+    engine, _ = fake_engine(recorder=log, clock=clock)
+    add_request(engine, request("a", range(10), max_tokens=3))
+    finish(engine)
+    log.close()
+    start = json.loads(_lines(path)[0])
+    assert (start["at_s"], start["date"]) == (5.0, "2026-11-30T23:59:59+00:00")
+    queued, *_ = replay(_lines(path), request_id="a").story
+    assert (queued["at_s"], queued["date"]) == (7.25, "2026-12-01T00:00:01.250+00:00")
 
 
 def test_a_salt_is_in_neither_log_nor_story_and_still_parts_and_joins(tmp_path: Path) -> None:
@@ -255,7 +321,7 @@ def test_a_salt_is_in_neither_log_nor_story_and_still_parts_and_joins(tmp_path: 
             engine.step()
     log.close()
     stories = [replay(_lines(path), request_id=f"r{number}").story for number in range(6)]
-    assert [admitted["cached_tokens"] for _, admitted in stories] == [0, 0, 0, 8, 8, 8]
+    assert [admitted["cached_tokens"] for _, admitted, *_ in stories] == [0, 0, 0, 8, 8, 8]
     assert "cumin" not in path.read_text()
     assert "clove" not in path.read_text()
     added = [json.loads(line)["request"] for line in _lines(path) if '"op":"add"' in line]
