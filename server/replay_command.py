@@ -10,7 +10,7 @@ from absl import flags
 from ..engine.replay import LogEnd, ReplayError, replay
 from .command_line import Command, CommandError, UsageError
 
-_NOT_CLOSED = "it has no end: its server still runs (and writes a few KiB late), was killed, or could not write"
+_NOT_CLOSED = "it has no end: its server runs (and writes late), was killed, or could not write"
 _ENDS = {
     LogEnd.CLOSED: None,
     LogEnd.FULL: "the log was cut off at its largest size",
