@@ -125,6 +125,11 @@ def save_orbax(
     for path in (destination, partial):
         if path.exists():
             raise CheckpointError(f"{path}: exists already; nothing is ever overwritten")
+    try:
+        str(destination).encode()
+    except UnicodeEncodeError as error:
+        # TensorStore would find out in one of its tasks, while others still make folders.
+        raise CheckpointError(f"{destination}: cannot be written: not UTF-8") from error
     partial.mkdir(parents=True)
     try:
         # Orbax finds out half-way, from many tasks at once, and its account is pages long.

@@ -42,8 +42,9 @@ class Rig:
         self.engine = model.build(config)
         self.num_pages = pages
         # Page borders are what this is about, not whether copying pays on this machine.
-        memory = self.engine._scheduler.memory
-        memory._costs = dataclasses.replace(memory._costs, import_page_s=0.0, import_s=0.0)
+        predictions = self.engine._scheduler._predictions
+        costs = dataclasses.replace(predictions._costs, import_page_s=0.0, import_s=0.0)
+        predictions._costs = costs
         self.ids = itertools.count()
 
     def run(self, *requests: Request) -> dict[str, Answer]:

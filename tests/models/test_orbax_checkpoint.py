@@ -208,7 +208,7 @@ def test_a_disk_that_is_full_is_said_first(
 
 
 def test_a_name_that_cannot_be_written_is_an_error(native: Path, tmp_path: Path) -> None:
-    """TensorStore takes UTF-8 only, and says so in a way of its own."""
+    """TensorStore takes UTF-8 only, and says so when it has begun to write."""
     with pytest.raises(CheckpointError, match="cannot be written"):
         convert(native, tmp_path / "a\udcff", "bfloat16")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["native", "source"]
