@@ -136,7 +136,7 @@ class RequestOutput(NamedTuple):
       error: What went wrong, when finish_reason is ERROR.
       num_cached_tokens: Prompt tokens whose KV was in the prefix cache, set in the last output.
       num_preemptions: How often it lost its slot, set in the last output.
-      timings: Set in the last output.
+      timings: Set in the last output, unless the engine broke down and nobody knows them.
     """
 
     request_id: str
