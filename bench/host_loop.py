@@ -25,7 +25,8 @@ from ..configs.presets import DEFAULT_PRESET
 from ..configs.scheduling_config import PolicyName, SchedulingConfig
 from ..engine.admission import EngineLimits, admit
 from ..engine.engine import Engine
-from ..engine.request import Place, Request, RequestOutput, SamplingParams
+from ..engine.request import Place, Request, RequestOutput
+from ..engine.sampling_params import SamplingParams
 from ..engine.step_costs import StepCosts
 from ..engine.step_shapes import StepShapes
 from ..models.fetch import default_cache_dir, fetch

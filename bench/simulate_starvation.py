@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from ..configs.scheduling_config import PolicyName, SchedulingConfig
-from ..engine.admission import Overloaded
 from ..engine.policy_deadline import LATE_TARGETS
+from ..engine.refusals import Overloaded
 from ..engine.request import FinishReason
 from ..engine.schedule import RequestState
 from ..engine.simulated_replica import SimulatedReplica

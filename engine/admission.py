@@ -5,71 +5,24 @@ the context and the pages. What cannot is refused before it is queued, never tru
 """
 
 import hashlib
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import override
 
 from ..configs.engine_config import EngineConfig
 from ..configs.model_config import ModelConfig
 from ..configs.scheduling_config import MAX_PRIORITY, MIN_PRIORITY
-from .request import Request, SamplingParams
+from .checks import check_token_ids, is_int, is_number, require
+from .refusals import InvalidRequest
+from .request import Request
+from .sampling_checks import check_sampling
+from .sampling_params import SamplingParams
 from .schedule import RequestState
+from .token_masks import ids_mask, without_ids
 
 MAX_REQUEST_ID_CHARACTERS = 256
 MAX_LABEL_CHARACTERS = 256
 MAX_TARGET_S = 86_400.0
-MIN_TEMPERATURE = 1e-6  # below it, differences of logits overflow float32
-MAX_TEMPERATURE = 100.0
 MAX_CLOCK_S = 1e12
-
-
-class InvalidRequest(ValueError):
-    """A request that this engine can never run.
-
-    Attributes:
-      field: The field of Request or SamplingParams at fault.
-      value: What it holds, or the element at `index`, or for a prompt that is too long its length.
-      bound: What it must be, as in "in [0, 1]".
-      index: Which element of the field, where it is one of many.
-    """
-
-    def __init__(self, field: str, value: object, bound: str, index: int | None = None) -> None:
-        """See the attributes."""
-        super().__init__(field, value, bound, index)  # the arguments, so that it can be pickled
-        self.field = field
-        self.value = value
-        self.bound = bound
-        self.index = index
-
-    @override
-    def __str__(self) -> str:
-        """One sentence that names field, value and bound; long values are shortened."""
-        at = "" if self.index is None else f"[{self.index}]"
-        return f"{self.field}{at} is {reprlib.repr(self.value)}; it must be {self.bound}"
-
-
-class Overloaded(RuntimeError):
-    """A request that could run later: too much is waiting now.
-
-    Attributes:
-      bound: The bound it would exceed, by its name in SchedulingConfig.
-      retry_after_s: When there will be room for it, as far as the pace of the engine tells.
-    """
-
-    def __init__(self, message: str, bound: str, retry_after_s: float) -> None:
-        """The message says how much of what there is, and how much may be."""
-        super().__init__(message, bound, retry_after_s)  # all arguments, so that it can be pickled
-        self.bound = bound
-        self.retry_after_s = retry_after_s
-
-    @override
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class EngineUnavailable(RuntimeError):
-    """The engine takes no requests any more: it failed, or it is shutting down."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +84,7 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
     """Checks a request against everything that does not depend on other requests.
 
     Pure, so any thread may call it. The engine sets the ordinal, and the seed where the request
-    brings none, when it takes the state.
+    brings none, when it takes the state. Choices beyond the first are its `forks`.
 
     Raises:
       InvalidRequest: it can never run; names the first field at fault.
@@ -148,9 +101,8 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
             f"1 to {longest} tokens long: the context limit of {limits.max_model_len} includes "
             "the output",
         )
-    _check_token_ids("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
-    _check_sampling(sampling)
-    _check_token_ids("stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
+    check_token_ids("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
+    check_sampling(sampling, limits.vocab_size)
     eos_token_ids = () if sampling.ignore_eos else limits.eos_token_ids
     stop_ids = tuple(dict.fromkeys((*sampling.stop_token_ids, *eos_token_ids)))
     if len(stop_ids) > config.max_stop_ids:
@@ -160,12 +112,33 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
             f"few enough: with the model's end-of-sequence ids they make {len(stop_ids)}, and "
             f"max_stop_ids, {config.max_stop_ids}, is the most",
         )
-    return RequestState(
-        request=_with_plain_top_k(request),
-        max_tokens=_max_tokens(sampling, num_prompt_tokens, limits.max_model_len),
-        stop_ids=stop_ids,
-        seed=sampling.seed or 0,
+    max_tokens = _max_tokens(sampling, num_prompt_tokens, limits.max_model_len)
+    require(
+        "min_tokens",
+        sampling.min_tokens,
+        is_int(sampling.min_tokens, 0, max_tokens),
+        f"in [0, {max_tokens}], the most output tokens",
     )
+    mask = ids_mask(sampling, limits.vocab_size)
+    if mask is not None and sampling.min_tokens and not without_ids(mask, stop_ids).any():
+        raise InvalidRequest(
+            "min_tokens", sampling.min_tokens, "0: only stop ids are among the ids that may come"
+        )
+    return _with_forks(
+        RequestState(
+            request=_with_plain_top_k(request),
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+            seed=sampling.seed or 0,
+            reply_to=request.request_id,
+            mask=mask,
+        )
+    )
+
+
+def choice_id(request_id: str, choice: int) -> str:
+    """What the engine calls one choice of a request. Ids of clients hold no control characters."""
+    return f"{request_id}\x1f{choice}" if choice else request_id
 
 
 def pick_seed(engine_seed: int, ordinal: int) -> int:
@@ -176,82 +149,80 @@ def pick_seed(engine_seed: int, ordinal: int) -> int:
 
 def _check_identity(request: Request) -> None:
     request_id = request.request_id
-    _require(
+    require(
         "request_id",
         request_id,
-        type(request_id) is str and 1 <= len(request_id) <= MAX_REQUEST_ID_CHARACTERS,
-        f"1 to {MAX_REQUEST_ID_CHARACTERS} characters long",
+        type(request_id) is str
+        and 1 <= len(request_id) <= MAX_REQUEST_ID_CHARACTERS
+        and request_id.isprintable(),
+        f"1 to {MAX_REQUEST_ID_CHARACTERS} characters long, all printable",
     )
     for name, time_s in (("arrival_s", request.arrival_s), ("deadline_s", request.deadline_s)):
         if time_s is not None:
-            _require(name, time_s, _is_number(time_s, -MAX_CLOCK_S, MAX_CLOCK_S), "a finite time")
+            require(name, time_s, is_number(time_s, -MAX_CLOCK_S, MAX_CLOCK_S), "a finite time")
 
 
 def _check_scheduling(request: Request) -> None:
     for name in ("tenant", "request_class", "cache_salt"):
         label = getattr(request, name)
-        _require(
+        require(
             name,
             label,
             type(label) is str and len(label) <= MAX_LABEL_CHARACTERS,
             f"at most {MAX_LABEL_CHARACTERS} characters long",
         )
-    _require(
+    require(
         "priority",
         request.priority,
-        _is_int(request.priority, MIN_PRIORITY, MAX_PRIORITY),
+        is_int(request.priority, MIN_PRIORITY, MAX_PRIORITY),
         f"in [{MIN_PRIORITY}, {MAX_PRIORITY}]",
     )
     for name in ("queue_ttl_s", "ttft_target_s", "tpot_target_s"):
         target_s = getattr(request, name)
         if target_s is not None:
-            is_met = _is_number(target_s, 0.0, MAX_TARGET_S) and target_s > 0
-            _require(name, target_s, is_met, f"in (0, {MAX_TARGET_S:g}]")
+            is_met = is_number(target_s, 0.0, MAX_TARGET_S) and target_s > 0
+            require(name, target_s, is_met, f"in (0, {MAX_TARGET_S:g}]")
     reads = request.reads_prefix_cache
-    _require("reads_prefix_cache", reads, type(reads) is bool, "a bool")
-
-
-def _check_sampling(sampling: SamplingParams) -> None:
-    temperature, top_p, min_p = sampling.temperature, sampling.top_p, sampling.min_p
-    _require(
-        "temperature",
-        temperature,
-        _is_number(temperature, 0.0, 0.0)
-        or _is_number(temperature, MIN_TEMPERATURE, MAX_TEMPERATURE),
-        f"0 or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]",
-    )
-    _require("top_k", sampling.top_k, _is_int(sampling.top_k, -1, 2**31 - 1), "in [-1, 2**31)")
-    _require("top_p", top_p, _is_number(top_p, 0.0, 1.0) and top_p > 0, "in (0, 1]")
-    _require("min_p", min_p, _is_number(min_p, 0.0, 1.0), "in [0, 1]")
-    if sampling.seed is not None:
-        _require("seed", sampling.seed, _is_int(sampling.seed, 0, 2**64 - 1), "in [0, 2**64)")
-    for name in ("ignore_eos", "logprobs", "prompt_logprobs"):
-        _require(name, getattr(sampling, name), type(getattr(sampling, name)) is bool, "a bool")
-
-
-def _check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    # Prompts are long: one pass of each builtin, and the slow loop only to name the culprit.
-    if not token_ids or (
-        set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size
-    ):
-        return
-    for index, token_id in enumerate(token_ids):
-        if not _is_int(token_id, 0, vocab_size - 1):
-            raise InvalidRequest(field, token_id, f"a token id in [0, {vocab_size})", index)
+    require("reads_prefix_cache", reads, type(reads) is bool, "a bool")
 
 
 def _max_tokens(sampling: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> int:
     room = max_model_len - num_prompt_tokens
     if sampling.max_tokens is None:
         return room
-    _require(
+    require(
         "max_tokens",
         sampling.max_tokens,
-        _is_int(sampling.max_tokens, 1, room),
+        is_int(sampling.max_tokens, 1, room),
         f"in [1, {room}]: the prompt takes {num_prompt_tokens} tokens of the context limit of "
         f"{max_model_len}",
     )
     return sampling.max_tokens
+
+
+def _with_forks(leader: RequestState) -> RequestState:
+    """Adds the further choices. They report nothing of the prompt, and find its pages computed."""
+    request, sampling = leader.request, leader.request.sampling
+    for choice in range(1, sampling.n):
+        its_sampling = replace(sampling, prompt_logprobs=False, prompt_top_logprobs=0)
+        leader.forks.append(
+            RequestState(
+                request=replace(
+                    request,
+                    request_id=choice_id(request.request_id, choice),
+                    sampling=its_sampling,
+                    reads_prefix_cache=True,
+                ),
+                max_tokens=leader.max_tokens,
+                stop_ids=leader.stop_ids,
+                seed=leader.seed,
+                reply_to=leader.reply_to,
+                choice=choice,
+                leader=leader,
+                mask=leader.mask,
+            )
+        )
+    return leader
 
 
 def _with_plain_top_k(request: Request) -> Request:
@@ -259,18 +230,3 @@ def _with_plain_top_k(request: Request) -> Request:
     if request.sampling.top_k != -1:
         return request
     return replace(request, sampling=replace(request.sampling, top_k=0))
-
-
-def _require(field: str, value: object, is_met: bool, bound: str) -> None:
-    if not is_met:
-        raise InvalidRequest(field, value, bound)
-
-
-def _is_int(value: object, low: int, high: int) -> bool:
-    """Neither bool, which is an int to Python, nor float."""
-    return type(value) is int and low <= value <= high
-
-
-def _is_number(value: object, low: float, high: float) -> bool:
-    """The bounds are finite and the comparison is in the positive form, so NaN does not pass."""
-    return isinstance(value, int | float) and type(value) is not bool and low <= value <= high

@@ -11,9 +11,9 @@ import reprlib
 from dataclasses import dataclass
 
 from ..configs.engine_config import EngineConfig
-from .admission import InvalidRequest, Overloaded
 from .admission_bound import Bound
 from .promises import PromiseBook, digest_of
+from .refusals import InvalidRequest, Overloaded
 from .request import Request
 from .schedule import RequestState
 from .tenants import Tenant, Tenants

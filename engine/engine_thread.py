@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .admission import EngineUnavailable, Overloaded, admit
+from .admission import admit
 from .admission_ledger import AdmissionLedger
 from .engine import Engine
+from .refusals import EngineUnavailable, Overloaded
 from .request import FinishReason, Load, Place, Request, RequestOutput
 from .request_progress import Progress, ProgressKind
 from .schedule import RequestState

@@ -12,7 +12,8 @@ from ..configs.engine_config import EngineConfig
 from ..configs.scheduling_config import SchedulingConfig
 from . import packing
 from .event_log import VERSION, plan_of
-from .request import FinishReason, Request, SamplingParams
+from .request import FinishReason, Request
+from .sampling_params import SamplingParams
 from .schedule import RequestState, Schedule
 from .scheduler import Scheduler
 from .step_costs import StepCosts

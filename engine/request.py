@@ -8,11 +8,13 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from .sampling_params import SamplingParams
+
 
 class FinishReason(enum.Enum):
     """Why a request ended; the value is the word clients see."""
 
-    STOP = "stop"  # an end-of-sequence or stop id was sampled
+    STOP = "stop"  # an end-of-sequence or stop id was sampled, or the front end saw a stop string
     LENGTH = "length"  # max_tokens or the context limit was reached
     CANCELLED = "cancelled"  # the client went away or asked for it
     DEADLINE = "deadline"  # its deadline or its time to wait has passed, or cannot be kept
@@ -20,44 +22,11 @@ class FinishReason(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How tokens are chosen and when to stop; validated by engine.admission, not here.
-
-    The order on the distribution: temperature, then top_k, then top_p on what top_k left,
-    renormalised, then min_p. Ties at a border keep the lowest ids. Never empty.
-
-    Attributes:
-      max_tokens: Output tokens at most. None: up to the context limit.
-      temperature: 0 is greedy: the highest logit, the lowest id on ties.
-      top_k: Keep the k most likely tokens. 0 (or -1, or the vocabulary size and more): all.
-      top_p: Keep the smallest set of most likely tokens whose mass reaches top_p. 1: all.
-      min_p: Keep tokens at least min_p times as likely as the most likely one. 0: all.
-      seed: 64 unsigned bits. None: the engine picks one.
-      stop_token_ids: Ids that end the output. The id itself is the output's last token.
-      ignore_eos: The model's own end-of-sequence ids do not stop; stop_token_ids still do.
-      logprobs: Report each output token's log-probability under the model's raw distribution
-        (before temperature and truncation).
-      prompt_logprobs: Report the same for every prompt token but the first.
-    """
-
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: bool = False
-    prompt_logprobs: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Request:
     """One prompt to continue.
 
     Attributes:
-      request_id: Unique among live requests.
+      request_id: Unique among live requests; printable.
       prompt_token_ids: At least one id.
       sampling: How to continue it.
       arrival_s: When the front end accepted it, on the monotonic clock that the engine is given.
@@ -121,7 +90,7 @@ class Timings:
 
 
 class RequestOutput(NamedTuple):
-    """What one step brought for one request. Deltas, never cumulative.
+    """What one step brought for one choice of a request. Deltas, never cumulative.
 
     A tuple, because one is made for every token.
 
@@ -130,13 +99,17 @@ class RequestOutput(NamedTuple):
       token_ids: New output ids, oldest first; may be empty in the last one.
       logprobs: One for each of token_ids if asked for, else empty.
       prompt_logprobs: New prompt log-probabilities if asked for, in order; together they cover
-        prompt tokens [1, prompt length), and all come before the first output id.
-      finish_reason: Set in the last output of a request and only there.
+        prompt tokens [1, prompt length), and all come before the first output id of choice 0.
+      finish_reason: Set in the last output of a choice and only there.
       stop_token_id: The id that ended it, when finish_reason is STOP.
       error: What went wrong, when finish_reason is ERROR.
       num_cached_tokens: Prompt tokens whose KV was in the prefix cache, set in the last output.
       num_preemptions: How often it lost its slot, set in the last output.
       timings: Set in the last output, unless the engine broke down and nobody knows them.
+      choice: Which of the request's choices.
+      top_token_ids, top_logprobs: For each of token_ids the most likely ids, as many as
+        SamplingParams.top_logprobs says, and their log-probabilities; one after the other.
+      prompt_top_token_ids, prompt_top_logprobs: The same for each of prompt_logprobs.
     """
 
     request_id: str
@@ -149,6 +122,11 @@ class RequestOutput(NamedTuple):
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     timings: Timings | None = None
+    choice: int = 0
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+    prompt_top_token_ids: tuple[int, ...] = ()
+    prompt_top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

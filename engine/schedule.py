@@ -8,6 +8,7 @@ from .events import Event
 from .prefix_cache import CachedPage
 from .request import Request
 from .token_chain import TokenChain
+from .token_masks import Mask
 
 type Rank = tuple[float | int, ...]
 """Orders requests: the lower comes first."""
@@ -26,6 +27,13 @@ class RequestState:
       max_tokens: Output tokens at most, the context limit included.
       stop_ids: Ids that end it: its own and, unless ignored, the model's end-of-sequence ids.
       seed: Of its random numbers. Picked when the engine takes it, if the request brings none.
+      reply_to: The request_id that outputs carry: the client's, whichever choice this is.
+      choice: Which choice of its request it is.
+      leader: Choice 0 of its request, unless it is that; it waits until the leader's prompt is
+        computed.
+      forks: The other choices, of choice 0.
+      mask: Ids that may come next, as engine.token_masks has them; None: all.
+      waits_for_mask: That of its next token is not known yet, so it cannot be sampled.
       chain: Its tokens as the prefix cache names them; None: it is not to be cached.
       ordinal: How many requests the engine took before it.
       rank: Its place among those that run, set when it first gets a slot and kept from then on: the
@@ -57,6 +65,12 @@ class RequestState:
     max_tokens: int
     stop_ids: tuple[int, ...]
     seed: int = 0
+    reply_to: str = ""
+    choice: int = 0
+    leader: "RequestState | None" = None
+    forks: "list[RequestState]" = field(default_factory=list)
+    mask: Mask | None = None
+    waits_for_mask: bool = False
     chain: TokenChain | None = None
     ordinal: int = 0
     rank: Rank = ()

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .request import Request, SamplingParams
+from .request import Request
+from .sampling_params import SamplingParams
 
 LONGEST_OVER_MEAN = 8  # exponential lengths are cut off here
 

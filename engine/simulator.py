@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .admission import Overloaded
+from .refusals import Overloaded
 from .router import ReplicaReport, RoutedRequest, choose
 from .router_memory import RouterMemory
 from .simulated_replica import Deployment, SimulatedReplica

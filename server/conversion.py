@@ -6,8 +6,9 @@ the field that it names lies.
 
 import grpc
 
-from ..engine.admission import InvalidRequest, Overloaded
-from ..engine.request import FinishReason, Load, Request, RequestOutput, SamplingParams, Timings
+from ..engine.refusals import InvalidRequest, Overloaded
+from ..engine.request import FinishReason, Load, Request, RequestOutput, Timings
+from ..engine.sampling_params import SamplingParams
 from . import octavo_pb2 as pb
 from .served_model import ServedModel
 from .status import Refusal, invalid

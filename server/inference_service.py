@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import grpc
 
-from ..engine.admission import EngineUnavailable, InvalidRequest, Overloaded
+from ..engine.refusals import EngineUnavailable, InvalidRequest, Overloaded
 from ..engine.request import FinishReason, Place, Request
 from . import octavo_pb2 as pb
 from .concurrency import ConcurrencyGate

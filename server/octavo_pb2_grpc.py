@@ -58,8 +58,9 @@ class InferenceServicer:
 
     def Generate(self, request, context):
         """Continues one prompt. Events arrive in the order
-        Accepted, PromptLogprobs*, TokenDelta*, Finished, Completed
-        or end early with Failed. Cancelling the call frees everything that the request holds.
+        Accepted, PromptDelta*, TokenDelta*, Finished, Completed
+        or end early with Failed. With n choices there are n Finished, and the deltas of the choices
+        come in any order between them. Cancelling the call frees everything that the request holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

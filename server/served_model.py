@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ..engine.request import FinishReason, Load, Place, Request
+from ..engine.sampling_params import Guide
 
 
 @runtime_checkable
@@ -23,8 +24,8 @@ class EngineClient(Protocol):
           EngineUnavailable: The engine failed or is shutting down.
         """
 
-    def abort(self, request_id: str, reason: FinishReason) -> None:
-        """Ends a request in the next step; nothing happens if there is none with this id."""
+    def abort(self, request_id: str, reason: FinishReason, choice: int | None = None) -> None:
+        """Ends a request, or one choice of it, in the next step; nothing happens if it is gone."""
 
     def abort_all(self, reason: FinishReason) -> None:
         """Ends every live request in the next step."""
@@ -108,6 +109,9 @@ class ServedModel:
       num_executables: Compiled step shapes.
       compile_s: Seconds that compiling took.
       compile_events_since_ready: Counts compilations from then on; anything but 0 is a fault.
+      check_guide: Raises ValueError with the reason if the engine cannot hold outputs to a guide.
+        Blocks for as long as it takes to compile one. None: the engine takes no guides.
+      fingerprint: Of a deterministic engine; equal ones give equal tokens. Else empty.
     """
 
     name: str
@@ -124,3 +128,5 @@ class ServedModel:
     num_executables: int
     compile_s: float
     compile_events_since_ready: Callable[[], int]
+    check_guide: Callable[[Guide], None] | None = None
+    fingerprint: str = ""

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.bench.closed_loop import BenchmarkFailed
 from octavo.bench.open_loop import Visit, run_open_loop
-from octavo.engine.admission import Overloaded
+from octavo.engine.refusals import Overloaded
 
 from ..server.harness import Running, eventually, request, running
 

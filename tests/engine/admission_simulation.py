@@ -17,9 +17,10 @@ from typing import Protocol
 
 from octavo.configs.engine_config import EngineConfig
 from octavo.configs.scheduling_config import SchedulingConfig
-from octavo.engine.admission import Overloaded
 from octavo.engine.admission_ledger import AdmissionLedger
-from octavo.engine.request import Request, SamplingParams
+from octavo.engine.refusals import Overloaded
+from octavo.engine.request import Request
+from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.schedule import RequestState
 
 CHUNK_TOKENS = 128

@@ -20,7 +20,8 @@ from octavo.engine.admission import EngineLimits, admit
 from octavo.engine.engine import Engine
 from octavo.engine.event_log import Recorder
 from octavo.engine.packing import UploadLayout
-from octavo.engine.request import FinishReason, Request, RequestOutput, SamplingParams
+from octavo.engine.request import FinishReason, Request, RequestOutput
+from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.step_costs import StepCosts
 from octavo.engine.step_shapes import StepKey, StepShapes
 

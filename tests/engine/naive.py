@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.engine.request import FinishReason, SamplingParams
+from octavo.engine.request import FinishReason
+from octavo.engine.sampling_params import SamplingParams
 from tests.models.numpy_decoder import NumpyDecoder
 
 from . import sampling_oracle

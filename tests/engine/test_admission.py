@@ -9,13 +9,10 @@ import pytest
 from octavo.configs.engine_config import EngineConfig
 from octavo.configs.model_config import ModelConfig
 from octavo.configs.scheduling_config import SchedulingConfig
-from octavo.engine.admission import (
-    EngineLimits,
-    InvalidRequest,
-    admit,
-    pick_seed,
-)
-from octavo.engine.request import Request, SamplingParams
+from octavo.engine.admission import EngineLimits, admit, pick_seed
+from octavo.engine.refusals import InvalidRequest
+from octavo.engine.request import Request
+from octavo.engine.sampling_params import SamplingParams
 
 from .fakes import request
 

@@ -13,11 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from octavo.configs.engine_config import EngineConfig
 from octavo.configs.scheduling_config import SchedulingConfig
 from octavo.engine import promises
-from octavo.engine.admission import InvalidRequest, Overloaded
 from octavo.engine.admission_bound import Bound
 from octavo.engine.admission_ledger import MAX_RETRY_S, MIN_RETRY_S, AdmissionLedger
 from octavo.engine.promises import GRACE_S, PromiseBook, digest_of
-from octavo.engine.request import Request, SamplingParams
+from octavo.engine.refusals import InvalidRequest, Overloaded
+from octavo.engine.request import Request
+from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.schedule import RequestState
 from octavo.engine.tenants import Tenant, Tenants
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from octavo.engine import packing
-from octavo.engine.admission import InvalidRequest
 from octavo.engine.engine import Engine
+from octavo.engine.refusals import InvalidRequest
 from octavo.engine.request import FinishReason, Request, RequestOutput
 from octavo.engine.request_progress import Progress, ProgressKind
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from octavo.engine import engine_thread
-from octavo.engine.admission import EngineUnavailable, InvalidRequest, Overloaded
 from octavo.engine.engine import Engine
 from octavo.engine.engine_thread import EngineThread
+from octavo.engine.refusals import EngineUnavailable, InvalidRequest, Overloaded
 from octavo.engine.request import FinishReason, Request, RequestOutput
 
 from .fakes import (

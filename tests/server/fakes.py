@@ -11,16 +11,10 @@ from dataclasses import dataclass, field
 
 from octavo.configs.engine_config import EngineConfig
 from octavo.configs.scheduling_config import SchedulingConfig
-from octavo.engine.admission import EngineLimits, InvalidRequest, Overloaded, admit
-from octavo.engine.request import (
-    FinishReason,
-    Load,
-    Place,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    Timings,
-)
+from octavo.engine.admission import EngineLimits, admit
+from octavo.engine.refusals import InvalidRequest, Overloaded
+from octavo.engine.request import FinishReason, Load, Place, Request, RequestOutput, Timings
+from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.schedule import RequestState
 from octavo.server.served_model import EngineClient, ServedModel
 

@@ -18,7 +18,7 @@ import pytest
 from absl import flags
 
 from octavo.configs.scheduling_config import SchedulingConfig
-from octavo.engine.admission import Overloaded
+from octavo.engine.refusals import Overloaded
 from octavo.engine.request import FinishReason
 from octavo.server import octavo_pb2 as pb
 from octavo.server.main import COMMANDS, main

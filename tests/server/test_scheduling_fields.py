@@ -9,7 +9,7 @@ import grpc
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 
 from octavo.configs.scheduling_config import SchedulingConfig
-from octavo.engine.admission import Overloaded
+from octavo.engine.refusals import Overloaded
 from octavo.server import conversion
 from octavo.server import octavo_pb2 as pb
 from octavo.server.client import retry_after_s
