@@ -17,7 +17,9 @@ class NullExecutor:
         """Has answered nothing yet."""
         self._answers: dict[StepKey, np.ndarray] = {}
 
-    def dispatch(self, key: StepKey, packed: np.ndarray) -> StepKey:
+    def dispatch(
+        self, key: StepKey, packed: np.ndarray, mask_rows: np.ndarray | None = None
+    ) -> StepKey:
         """Takes the upload and looks away."""
         return key
 
@@ -28,7 +30,7 @@ class NullExecutor:
             samples = np.zeros((result.samples, packing.SAMPLE_COLUMNS), np.int32)
             samples[:, packing.SAMPLE_TOKEN] = TOKEN_ID
             samples[:, packing.SAMPLE_STATUS] = packing.VALID
-            scores = np.zeros(result.chunk, np.int32)
+            scores = np.zeros(result.chunk * packing.SCORE_COLUMNS, np.int32)
             answer = self._answers[result] = np.concatenate([samples.reshape(-1), scores])
         return answer
 

@@ -131,7 +131,10 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
             stop_ids=stop_ids,
             seed=sampling.seed or 0,
             reply_to=request.request_id,
-            mask=mask,
+            ids_mask=mask,
+            mask=None if sampling.guide else mask,
+            is_guided=sampling.guide is not None,
+            waits_for_mask=sampling.guide is not None,
         )
     )
 
@@ -139,6 +142,12 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
 def choice_id(request_id: str, choice: int) -> str:
     """What the engine calls one choice of a request. Ids of clients hold no control characters."""
     return f"{request_id}\x1f{choice}" if choice else request_id
+
+
+def split_choice_id(live_id: str) -> tuple[str, int]:
+    """The request and the choice that `choice_id` named."""
+    request_id, _, choice = live_id.partition("\x1f")
+    return request_id, int(choice or 0)
 
 
 def pick_seed(engine_seed: int, ordinal: int) -> int:
@@ -219,7 +228,10 @@ def _with_forks(leader: RequestState) -> RequestState:
                 reply_to=leader.reply_to,
                 choice=choice,
                 leader=leader,
+                ids_mask=leader.ids_mask,
                 mask=leader.mask,
+                is_guided=leader.is_guided,
+                waits_for_mask=leader.waits_for_mask,
             )
         )
     return leader

@@ -153,7 +153,7 @@ class AdmissionLedger:
         return list(self._live)
 
     def enter(self, state: RequestState, now_s: float) -> None:
-        """Counts a request as live and queued.
+        """Counts a request as live and queued, each of its choices as one.
 
         Raises:
           InvalidRequest: its id is live, or it exceeds a bound all by itself.
@@ -164,23 +164,29 @@ class AdmissionLedger:
         request = state.request
         num_prompt_tokens = len(request.prompt_token_ids)
         most_tokens = num_prompt_tokens + state.max_tokens
-        live = _Live(
-            tenant=self._tenants.get(
-                request.tenant,
-                requests_per_s=self._requests.pace(now_s),
-                tokens_per_request=most_tokens,
-                now_s=now_s,
-            ),
-            num_tokens=num_prompt_tokens,
-            work_tokens=num_prompt_tokens,
-            most_tokens=most_tokens,
+        tenant = self._tenants.get(
+            request.tenant,
+            requests_per_s=self._requests.pace(now_s),
+            tokens_per_request=most_tokens,
+            now_s=now_s,
         )
-        self._require_room(request, live, now_s)
-        self._live[request.request_id] = live
-        self._num_queued += 1
-        live.tenant.num_live += 1
-        for _, bound, size in self._counts(live):
-            bound.enter(size, now_s)
+        lives = {
+            each.request.request_id: _Live(
+                tenant=tenant,
+                num_tokens=num_prompt_tokens,
+                # The other choices find the prompt computed.
+                work_tokens=0 if each.choice else num_prompt_tokens,
+                most_tokens=most_tokens,
+            )
+            for each in (state, *state.forks)
+        }
+        self._require_room(request, list(lives.values()), now_s)
+        self._live |= lives
+        self._num_queued += len(lives)
+        tenant.num_live += len(lives)
+        for live in lives.values():
+            for _, bound, size in self._counts([live]):
+                bound.enter(size, now_s)
 
     def expect(self, request_id: str, num_uncached_tokens: int) -> None:
         """The prefix cache was asked: so many tokens of a waiting prompt are to be computed."""
@@ -293,19 +299,28 @@ class AdmissionLedger:
             raise InvalidRequest(
                 "request_id", request.request_id, "another one: a request with it is live"
             )
-        most = self._config.max_tenant_tokens
-        if most is not None and num_prompt_tokens + state.max_tokens > most:
+        most, n = self._config.max_tenant_tokens, 1 + len(state.forks)
+        if most is not None and n * (num_prompt_tokens + state.max_tokens) > most:
+            choices = "" if n == 1 else f", n is {n}"
             raise InvalidRequest(
                 "max_tokens",
                 state.max_tokens,
-                f"at most {most - num_prompt_tokens}: the prompt has {num_prompt_tokens} tokens "
-                f"and max_tenant_tokens is {most}",
+                f"at most {most // n - num_prompt_tokens}: the prompt has {num_prompt_tokens} "
+                f"tokens{choices} and max_tenant_tokens is {most}",
             )
+        bounds = {
+            "max_num_seqs + max_num_queued": self._num_seqs + self._config.max_num_queued,
+            "max_tenant_queued": self._config.max_tenant_queued,
+        }
+        for name, bound in bounds.items():
+            if n > 1 and bound is not None and n > bound:
+                raise InvalidRequest("n", n, f"at most {name}, {bound}")
 
-    def _require_room(self, request: Request, live: _Live, now_s: float) -> None:
-        """Returns if the request may enter now, and has used up its promise if it had one."""
-        counts = self._counts(live)
-        asked = [one for one in counts if one[0] != "max_tenant_queued" or not self._has_slot(live)]
+    def _require_room(self, request: Request, lives: list[_Live], now_s: float) -> None:
+        """Returns if all choices may enter now, and has used up their promise if they had one."""
+        live, counts = lives[0], self._counts(lives)
+        has_slots = self._has_slots(live.tenant, len(lives))
+        asked = [one for one in counts if one[0] != "max_tenant_queued" or not has_slots]
         promises = self._promises
         digest = digest_of(request) if len(promises) else b""
         promise = promises.due(digest, request.request_id, now_s)
@@ -321,7 +336,7 @@ class AdmissionLedger:
                 promises.redeem(early)
             return
         name = asked[times_s.index(due_s)][0]
-        message = self._message(name, live, len(promises))
+        message = self._message(name, lives, len(promises))
         if early is not None:
             due_s = early.due_s
         else:
@@ -332,25 +347,27 @@ class AdmissionLedger:
         self._tenants.forget_if_idle(live.tenant.name)
         raise Overloaded(message, name, min(max(due_s - now_s, MIN_RETRY_S), MAX_RETRY_S))
 
-    def _counts(self, live: _Live) -> list[tuple[str, Bound, int]]:
-        """What a request that enters adds to which bound, by the bound's name."""
+    def _counts(self, lives: list[_Live]) -> list[tuple[str, Bound, int]]:
+        """What the choices of a request add to which bound as they enter, by the bound's name."""
+        tenant, work_tokens = lives[0].tenant, sum(live.work_tokens for live in lives)
         return [
-            ("max_num_queued", self._requests, 1),
-            ("max_predicted_wait_s", self._wait_for_slot, 1),
-            ("max_predicted_wait_s", self._work, live.work_tokens),
-            ("max_queued_tokens", self._queued_tokens, live.work_tokens),
-            ("max_tenant_queued", live.tenant.queued, 1),
-            ("max_tenant_tokens", live.tenant.tokens, live.most_tokens),
+            ("max_num_queued", self._requests, len(lives)),
+            ("max_predicted_wait_s", self._wait_for_slot, len(lives)),
+            ("max_predicted_wait_s", self._work, work_tokens),
+            ("max_queued_tokens", self._queued_tokens, work_tokens),
+            ("max_tenant_queued", tenant.queued, len(lives)),
+            ("max_tenant_tokens", tenant.tokens, sum(live.most_tokens for live in lives)),
         ]
 
-    def _has_slot(self, live: _Live) -> bool:
-        """Whether a slot is free that it will get, so that it does not really wait."""
+    def _has_slots(self, tenant: Tenant, count: int) -> bool:
+        """Whether slots are free that all choices will get, so that they do not really wait."""
         most = self._config.max_tenant_running
-        return len(self._live) < self._num_seqs and (most is None or live.tenant.num_live < most)
+        has_room = len(self._live) + count <= self._num_seqs
+        return has_room and (most is None or tenant.num_live + count <= most)
 
-    def _message(self, name: str, live: _Live, num_promised: int) -> str:
+    def _message(self, name: str, lives: list[_Live], num_promised: int) -> str:
         """How much there is, what the request brings, how much may be, what others were told."""
-        config, tenant = self._config, live.tenant
+        config, live, tenant = self._config, lives[0], lives[0].tenant
         message = _MESSAGES[name].format(
             live=len(self._live),
             max_num_seqs=self._num_seqs,
@@ -360,7 +377,7 @@ class AdmissionLedger:
             tenant=reprlib.repr(tenant.name),
             tenant_queued=tenant.queued.used,
             tenant_tokens=tenant.tokens.used,
-            tokens=live.most_tokens,
+            tokens=sum(live.most_tokens for live in lives),
             bound=getattr(config, name),
         )
         return f"{message}; promised to others: {num_promised}" if num_promised else message

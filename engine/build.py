@@ -22,8 +22,11 @@ from .engine import Engine
 from .event_log import Recorder
 from .executables import compile_step, compile_table
 from .executor import DeviceExecutor
+from .guided_masks import GuideCompiler
+from .logit_rules import empty_tables
 from .measure import measure_costs
 from .placement import make_mesh, parameter_sharding, replicated
+from .sampling_checks import MAX_LOGIT_BIAS
 from .step_costs import StepCosts
 
 OnProgress = Callable[[str, int, int], None]
@@ -56,6 +59,7 @@ def build_engine(
     eos_token_ids: frozenset[int],
     clock: Callable[[], float],
     on_progress: OnProgress,
+    guides: GuideCompiler | None = None,
     recorder: Recorder | None = None,
 ) -> BuiltEngine:
     """Loads the parameters, allocates the pages, compiles every step shape and measures it.
@@ -66,6 +70,7 @@ def build_engine(
       eos_token_ids: Ids that end an output, from the checkpoint and its tokenizer together.
       clock: The engine's clock.
       on_progress: Told how far it is.
+      guides: Makes guides for structured output; None: no request may ask for one.
       recorder: Told what the scheduler is told and decides.
 
     Raises:
@@ -82,7 +87,7 @@ def build_engine(
 
     kv_shape = (model.num_kv_heads, model.head_dim, config.dtype)
     everywhere = replicated(mesh)
-    layouts = packing.upload_layouts(config)
+    layouts = packing.upload_layouts(config, model.vocab_size)
 
     def empty_state(num_pages: int, max_model_len: int) -> DeviceState:
         # The last token of a request is never fed back, so it needs no place.
@@ -90,6 +95,7 @@ def build_engine(
         return DeviceState(
             paged_attention.allocate(model.num_layers, num_pages, config.page_size, *kv_shape),
             empty_slots(config.max_num_seqs, pages_per_seq, config.max_stop_ids),
+            empty_tables(config.max_num_seqs, model.vocab_size, MAX_LOGIT_BIAS),
         )
 
     def free_bytes() -> int:
@@ -124,7 +130,7 @@ def build_engine(
         with_transfers=num_host_pages > 0,
     )
     compile_s = time.perf_counter() - started_s
-    executor = DeviceExecutor(table, decoder, state, everywhere)
+    executor = DeviceExecutor(table, decoder, state, everywhere, layouts)
     # No request waits for the first run of an executable, which touches its memory and code.
     costs = measure_costs(
         executor,
@@ -141,6 +147,7 @@ def build_engine(
             clock,
             costs,
             max_host_pages=num_host_pages,
+            guides=guides,
             recorder=recorder,
         ),
         device=device.platform,

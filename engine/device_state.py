@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from ..pallas_kernels.paged_attention import KVLayer
 from . import packing
+from .logit_rules import RuleTables
+from .row_groups import for_groups
 
 
 @jax.tree_util.register_dataclass
@@ -37,6 +39,10 @@ class Slots:
         """One column that holds the bits of floats."""
         return lax.bitcast_convert_type(self.rows[:, index], jnp.float32)
 
+    def has(self, index: int) -> Bool[Array, " slots"]:
+        """One column of flags."""
+        return self.rows[:, index] == 1
+
     @property
     def seed(self) -> UInt32[Array, "slots 2"]:
         """Both words of each seed."""
@@ -57,10 +63,12 @@ class DeviceState:
     Attributes:
       kv: Pages of each layer.
       slots: Rows of the slots.
+      tables: What the slots' rules look up.
     """
 
     kv: list[KVLayer]
     slots: Slots
+    tables: RuleTables
 
 
 def empty_slots(num_slots: int, pages_per_seq: int, max_stop_ids: int) -> Slots:
@@ -86,6 +94,66 @@ def apply_upload(
             page_entries[:, packing.ENTRY_PAGE], mode="drop", unique_indices=True
         ),
     )
+
+
+def apply_rule_upload(
+    tables: RuleTables,
+    slot_rows: Int32[Array, "inserts columns"],
+    rule_entries: Int32[Array, "entries rule_columns"],
+    mask_rows: Int32[Array, "masks words"],
+) -> RuleTables:
+    """Forgets the history of whoever had the slots of the inserts, then enters what is new."""
+    num_slots = tables.counts.shape[0]
+    inserted = slot_rows[:, packing.SLOT]
+
+    def forget(insert: Int32[Array, " one"], counts: jax.Array) -> jax.Array:
+        return counts.at[inserted[insert]].set(0, mode="drop")
+
+    counts = for_groups(
+        (slot_rows[:, packing.HAS_PENALTIES] == 1) & (inserted < num_slots),
+        1,
+        forget,
+        tables.counts,
+    )
+    slot, column = rule_entries[:, packing.RULE_SLOT], rule_entries[:, packing.RULE_COLUMN]
+    token_id, value = rule_entries[:, packing.RULE_ID], rule_entries[:, packing.RULE_VALUE]
+    is_count = column == packing.COUNTED
+    beyond = num_slots + jnp.arange(slot.shape[0], dtype=jnp.int32)
+    count_slot = jnp.where(is_count, slot, beyond)
+    bias_slot = jnp.where(is_count, beyond, slot)
+
+    def enter_mask(row: Int32[Array, " one"], masks: jax.Array) -> jax.Array:
+        slot = mask_rows[row, packing.MASK_SLOT]
+        return masks.at[slot].set(mask_rows[row, packing.MASK_WORDS :], mode="drop")
+
+    return RuleTables(
+        counts=counts.at[count_slot, token_id].set(
+            value.astype(jnp.int16), mode="drop", unique_indices=True
+        ),
+        bias_ids=tables.bias_ids.at[bias_slot, column].set(
+            token_id, mode="drop", unique_indices=True
+        ),
+        bias=tables.bias.at[bias_slot, column].set(
+            lax.bitcast_convert_type(value, jnp.float32), mode="drop", unique_indices=True
+        ),
+        masks=for_groups(mask_rows[:, packing.MASK_SLOT] < num_slots, 1, enter_mask, tables.masks),
+    )
+
+
+def count_tokens(
+    tables: RuleTables,
+    index: Int32[Array, " rows"],
+    is_counted: Bool[Array, " rows"],
+    token: Int32[Array, " rows"],
+) -> RuleTables:
+    """Counts a sampled token in each slot whose request looks at its history."""
+    num_slots = tables.counts.shape[0]
+    slot = jnp.where(is_counted, index, num_slots + jnp.arange(index.shape[0], dtype=jnp.int32))
+    old = tables.counts.at[slot, token].get(mode="fill", fill_value=0)
+    has_room = old >> packing.COUNT_SHIFT < packing.MOST_TIMES
+    new = jnp.where(has_room, old + (1 << packing.COUNT_SHIFT), old)
+    counts = tables.counts.at[slot, token].set(new, mode="drop", unique_indices=True)
+    return RuleTables(counts, tables.bias_ids, tables.bias, tables.masks)
 
 
 def gather_slots(slots: Slots, index: Int32[Array, " rows"]) -> Slots:

@@ -17,6 +17,7 @@ from ..configs.engine_config import EngineConfig
 from . import packing
 from .admission import EngineLimits, pick_seed
 from .event_log import Recorder
+from .guided_masks import GuideCompiler, GuidedMasks
 from .packing import StepResult
 from .request import FinishReason, Load, RequestOutput, Timings
 from .request_progress import Progress, ProgressKind
@@ -27,13 +28,21 @@ from .step_shapes import StepKey, StepShapes
 
 logger = logging.getLogger(__name__)
 
+MASK_WAIT = 0.2
+"""Part of a step's time that the next one may wait for masks, while the device runs that step."""
+
+IDLE_MASK_WAIT_S = 0.05
+"""How long the engine waits for masks at a time when nothing else can go on."""
+
 
 @runtime_checkable
 class Executor(Protocol):
     """Runs steps on the device, in the order in which they are dispatched."""
 
-    def dispatch(self, key: StepKey, packed: np.ndarray) -> Any:
-        """Starts a step and returns at once; `packed` belongs to the step from here on."""
+    def dispatch(
+        self, key: StepKey, packed: np.ndarray, mask_rows: np.ndarray | None = None
+    ) -> Any:
+        """Starts a step and returns at once; the arrays belong to the step from here on."""
 
     def fetch(self, result: Any) -> np.ndarray:
         """Waits for what `dispatch` returned and brings it to the host."""
@@ -85,6 +94,7 @@ class Engine:
         costs: StepCosts,
         *,
         max_host_pages: int = 0,
+        guides: GuideCompiler | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         """Starts idle.
@@ -96,6 +106,7 @@ class Engine:
           clock: Seconds; monotonic; the clock of arrival_s and deadline_s.
           costs: What steps are predicted to take.
           max_host_pages: Pages that the executor may hold in host memory.
+          guides: Makes guides for structured output. None: no request may ask for one.
           recorder: Is told everything that the scheduler is told and decides.
         """
         self.config = config
@@ -105,7 +116,9 @@ class Engine:
         self._clock = clock
         self._costs = costs
         self._shapes = StepShapes.from_config(config)
-        self._layouts = {layout.key: layout for layout in packing.upload_layouts(config)}
+        self._layouts = {
+            layout.key: layout for layout in packing.upload_layouts(config, limits.vocab_size)
+        }
         self._scheduler = Scheduler(
             config,
             limits.num_pages,
@@ -116,6 +129,10 @@ class Engine:
         self._recorder = recorder
         if recorder is not None:
             recorder.start(config, limits.num_pages, max_host_pages, costs)
+        self._guides = GuidedMasks(guides)
+        # By request, then by choice; choices whose leader computes the prompt are in no queue yet.
+        self._choices: dict[str, dict[int, RequestState]] = {}
+        self._forks: dict[RequestState, list[RequestState]] = {}
         self._in_flight: _DispatchedStep | None = None
         self._outputs: list[RequestOutput] = []  # for the end of the step
         self._progress: list[Progress] = []
@@ -123,6 +140,7 @@ class Engine:
         self._output_tokens_total = 0
         self._finished_total: Counter[FinishReason] = Counter()
         self._progress_s = self._read_s = clock()
+        self._step_s = 0.0  # what the last step took
 
     @property
     def has_work(self) -> bool:
@@ -135,34 +153,56 @@ class Engine:
         return self._in_flight is not None
 
     def add(self, state: RequestState) -> None:
-        """Queues what `admit` let pass. A failed engine ends it at once."""
-        now_s = self._clock()
+        """Queues what `admit` let pass. A failed engine ends it at once.
+
+        Choices beyond the first are queued when its prompt is computed, whose pages they share.
+        """
         if not self.has_work:
-            self._progress_s = now_s
-        self._scheduler.add(state)
-        self._tell(ProgressKind.EXPECTED, state, state.num_uncached_tokens)
-        if self._recorder is not None:
-            self._recorder.add(state, now_s)
+            self._progress_s = self._clock()
+        self._choices[state.reply_to] = {each.choice: each for each in (state, *state.forks)}
+        self._queue(state)
         if state.request.sampling.seed is None:
             state.seed = pick_seed(self.config.seed, state.ordinal)
+        if state.forks:
+            self._forks[state] = state.forks
         if self.failure is not None:
             self._end_between_steps(state, FinishReason.ERROR, error="the engine has failed")
 
-    def abort(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> bool:
-        """Ends a request before its time; False if none with this id is live.
+    def abort(
+        self,
+        request_id: str,
+        reason: FinishReason = FinishReason.CANCELLED,
+        choice: int | None = None,
+    ) -> bool:
+        """Ends a request before its time, or one choice of it; False if none such is live.
 
         It holds nothing from here on. Its last output comes from the next `step`.
         """
-        state = self._scheduler.live.get(request_id)
-        if state is None:
-            return False
-        self._end_between_steps(state, reason)
-        return True
+        choices = self._choices.get(request_id, {})
+        found = [each for each in choices.values() if choice in (None, each.choice)]
+        for state in found:
+            self._end_between_steps(state, reason)
+        return bool(found)
 
     def end_all(self, error: str) -> None:
         """Ends every live request with an error; the next `step` hands their last outputs out."""
-        for state in list(self._scheduler.live.values()):
-            self._end_between_steps(state, FinishReason.ERROR, error=error)
+        for request_id in list(self._choices):
+            for state in list(self._choices[request_id].values()):
+                self._end_between_steps(state, FinishReason.ERROR, error=error)
+
+    def _queue(self, state: RequestState) -> None:
+        self._scheduler.add(state)
+        self._tell(ProgressKind.EXPECTED, state, state.num_uncached_tokens)
+        if self._recorder is not None:
+            self._recorder.add(state, self._clock())
+        if state.is_guided:
+            self._guides.begin(state)
+
+    def _queue_forks(self, leader: RequestState) -> None:
+        """The prompt of choice 0 is computed, or never will be: the others may begin."""
+        for fork in self._forks.pop(leader, ()):
+            fork.seed = leader.seed
+            self._queue(fork)
 
     def step(self) -> list[RequestOutput]:
         """Dispatches the next step, then reads the one before; at most one output per request.
@@ -178,6 +218,8 @@ class Engine:
 
     def _advance(self, *, is_dispatching: bool) -> list[RequestOutput]:
         try:
+            if self._guides.has_pending:
+                self._take_masks(wait_s=MASK_WAIT * self._step_s if self._in_flight else 0.0)
             now_s = self._clock()
             expired = self._scheduler.expired(now_s)
             for state in expired:
@@ -189,6 +231,8 @@ class Engine:
             self._in_flight = None if schedule is None else self._dispatch(schedule, now_s)
             if unread is not None:
                 self._read(unread)
+            elif self._in_flight is None and self._guides.has_pending:
+                self._guides.wait(IDLE_MASK_WAIT_S)  # nothing else can go on
             if unread is not None or self._in_flight is not None:
                 self._progress_s = self._clock()
         except Exception as failure:
@@ -212,6 +256,7 @@ class Engine:
 
     def close(self) -> None:
         """Nothing follows: what was recorded is complete."""
+        self._guides.close()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -276,7 +321,10 @@ class Engine:
             self._transfer(schedule.transfers)
         num_chunk_tokens = sum(chunk.length for chunk in schedule.chunks)
         key = self._shapes.key_for(len(schedule.decodes), num_chunk_tokens)
-        result = self._executor.dispatch(key, packing.pack(schedule, self._layouts[key]))
+        layout = self._layouts[key]
+        result = self._executor.dispatch(
+            key, packing.pack(schedule, layout), packing.pack_masks(schedule, layout)
+        )
         self._steps_total += 1
         return _DispatchedStep(key=key, schedule=schedule, result=result, at_s=now_s)
 
@@ -302,7 +350,7 @@ class Engine:
         # The step began when it was dispatched, or when the one before it was done.
         measured_s = read_s - max(step.at_s, self._read_s)
         self._scheduler.observe(schedule, measured_s)
-        self._read_s = read_s
+        self._read_s, self._step_s = read_s, measured_s
         if self._recorder is not None and not self._recorder.has_ended:
             self._recorder.read(read_s, measured_s, _rows(step, result))
         take_token, outputs = self._scheduler.take_token, self._outputs
@@ -313,18 +361,17 @@ class Engine:
         ):
             if state.generation != generation:
                 continue  # it has ended, or started over
-            if result.statuses[row] == packing.VALID and not state.request.sampling.logprobs:
+            if result.statuses[row] == packing.VALID and state.is_plain:
                 token_id = result.token_ids[row]
                 take_token(state, token_id)
-                outputs.append(RequestOutput(state.request.request_id, (token_id,)))
+                outputs.append(RequestOutput(state.reply_to, (token_id,), choice=state.choice))
                 self._output_tokens_total += 1
             else:
                 self._take_sample(state, result, row, read_s)
         at = 0
         for index, chunk in enumerate(schedule.chunks):
             if chunk.state.generation == chunk.generation:
-                logprobs = result.chunk_logprobs[at : at + chunk.length].tolist()
-                self._take_chunk(chunk, result, step.key.rows + index, logprobs, read_s)
+                self._take_chunk(chunk, result, step.key.rows + index, at, read_s)
             at += chunk.length
 
     def _take_chunk(
@@ -332,19 +379,20 @@ class Engine:
         chunk: PrefillChunk,
         result: StepResult,
         row: int,
-        logprobs: list[float],
+        at: int,
         read_s: float,
     ) -> None:
-        """A chunk was computed; the last one of a prompt brings a token in `row` of the result."""
-        fresh = _fresh_prompt_logprobs(chunk, logprobs)
+        """A chunk was computed; the last one of a prompt brings a token in `row` of the result.
+
+        `at` is its place in the step's chunk.
+        """
+        output = _prompt_output(chunk, result, at)
         if chunk.is_last:
-            self._take_sample(chunk.state, result, row, read_s, chunk, fresh)
+            self._take_sample(chunk.state, result, row, read_s, chunk, output)
             return
         self._scheduler.take_chunk(chunk, None)
-        if fresh:
-            self._outputs.append(
-                RequestOutput(chunk.state.request.request_id, prompt_logprobs=fresh)
-            )
+        if output.prompt_logprobs:
+            self._outputs.append(output)
 
     def _take_sample(
         self,
@@ -353,15 +401,21 @@ class Engine:
         row: int,
         read_s: float,
         chunk: PrefillChunk | None = None,
-        prompt_logprobs: tuple[float, ...] = (),
+        output: RequestOutput | None = None,
     ) -> None:
-        """A token came for a request that is live, from a decode row or its last chunk."""
+        """A token came for a request that is live, from a decode row or its last chunk.
+
+        Args:
+          state: Whose.
+          result: What the step brought.
+          row: Where in it.
+          read_s: When it was read.
+          chunk: The last chunk of its prompt, unless it came from a decode row.
+          output: What the chunk brought besides.
+        """
         status, token_id = result.statuses[row], result.token_ids[row]
         if not status & packing.VALID:
-            # Host and device disagree on this request; the others are not touched by that.
-            logger.error("no token came for %s, which is live", state.request.request_id)
-            why = "the engine lost track of the request"
-            self._end(state, FinishReason.ERROR, read_s, error=why)
+            self._end(state, FinishReason.ERROR, read_s, error=_why_broken(state, status))
             return
         if chunk is None:
             self._scheduler.take_token(state, token_id)
@@ -370,18 +424,39 @@ class Engine:
         self._output_tokens_total += 1
         if state.first_token_s is None:
             state.first_token_s = read_s
-        output = RequestOutput(
-            request_id=state.request.request_id,
-            token_ids=(token_id,),
-            logprobs=(float(result.logprobs[row]),) if state.request.sampling.logprobs else (),
-            prompt_logprobs=prompt_logprobs,
-        )
+            self._queue_forks(state)
+        output = (output or _empty_output(state))._replace(token_ids=(token_id,))
+        sampling = state.request.sampling
+        if sampling.logprobs:
+            top_ids, top_logprobs = result.top(row, sampling.top_logprobs)
+            output = output._replace(
+                logprobs=(result.logprob(row),), top_token_ids=top_ids, top_logprobs=top_logprobs
+            )
         if status & packing.STOPPED:  # a stop id in the last place is still a stop
             self._end(state, FinishReason.STOP, read_s, output, stop_token_id=token_id)
         elif status & packing.EXHAUSTED:
             self._end(state, FinishReason.LENGTH, read_s, output)
         else:
             self._outputs.append(output)
+            if state.is_guided:
+                self._guides.take(state, token_id)
+
+    def _take_masks(self, *, wait_s: float) -> None:
+        """Lets guided requests go on whose masks are known; those whose guide failed end.
+
+        Waits a little, as long as the device has a step to run: a request whose mask is late by a
+        moment would sit out one more step.
+        """
+        if wait_s:
+            self._guides.wait(wait_s)
+        for state, mask, error in self._guides.done():
+            if mask is None:
+                self._end_between_steps(state, FinishReason.ERROR, error=error)
+                continue
+            state.mask, state.is_mask_new = mask, True
+            self._scheduler.take_mask(state)
+            if self._recorder is not None:
+                self._recorder.mask(state, self._clock())
 
     def _end_between_steps(
         self, state: RequestState, reason: FinishReason, *, error: str | None = None
@@ -402,10 +477,20 @@ class Engine:
         error: str | None = None,
     ) -> None:
         """Frees what a request holds and makes `output`, or an empty one, its last."""
-        self._scheduler.remove(state, now_s)
+        choices = self._choices[state.reply_to]
+        del choices[state.choice]
+        if not choices:
+            del self._choices[state.reply_to]
+        if state.is_guided:
+            self._guides.forget(state)
+        forks = self._forks.get(state.leader or state, [])
+        if state in forks:  # nothing was begun for it
+            forks.remove(state)
+        else:
+            self._scheduler.remove(state, now_s)
         self._finished_total[reason] += 1
         self._outputs.append(
-            (output or RequestOutput(request_id=state.request.request_id))._replace(
+            (output or _empty_output(state))._replace(
                 finish_reason=reason,
                 stop_token_id=stop_token_id,
                 error=error,
@@ -419,6 +504,26 @@ class Engine:
                 ),
             )
         )
+        # A choice 0 that ended before it had a token takes the others with it.
+        for fork in list(self._forks.get(state, ())):
+            self._end(fork, reason, now_s, error=error)
+        self._forks.pop(state, None)
+
+
+def _empty_output(state: RequestState) -> RequestOutput:
+    return RequestOutput(state.reply_to, choice=state.choice)
+
+
+def _why_broken(state: RequestState, status: int) -> str:
+    """What the log gets too, where it is our fault."""
+    if status & packing.BROKEN:
+        return (
+            "no token could be chosen: the model's logits are not finite, or no id is left that "
+            "may come"
+        )
+    # Host and device disagree on this request; the others are not touched by that.
+    logger.error("no token came for %s, which is live", state.request.request_id)
+    return "the engine lost track of the request"
 
 
 def _rows(step: _DispatchedStep, result: StepResult) -> list[list[int] | None]:
@@ -435,7 +540,7 @@ def _rows(step: _DispatchedStep, result: StepResult) -> list[list[int] | None]:
     ]
 
 
-def _fresh_prompt_logprobs(chunk: PrefillChunk, logprobs: list[float]) -> tuple[float, ...]:
+def _prompt_output(chunk: PrefillChunk, result: StepResult, at: int) -> RequestOutput:
     """Those of a chunk's log-probabilities that were not handed out; counts them as handed out.
 
     Chunk token i (from `start`) scores prompt token i + 1; the last prompt token scores none. A
@@ -443,11 +548,25 @@ def _fresh_prompt_logprobs(chunk: PrefillChunk, logprobs: list[float]) -> tuple[
 
     Example: prompt of 6, handed out 2 (of tokens 1 and 2). Chunk [1, 4) scores tokens 2, 3, 4:
     the last two are fresh. Chunk [4, 6) scores token 5, and nothing after the prompt.
+
+    Args:
+      chunk: What was computed.
+      result: What its step brought.
+      at: Chunk tokens of other requests before it.
     """
-    state = chunk.state
-    if not state.request.sampling.prompt_logprobs:
-        return ()
-    num_scored = len(state.request.prompt_token_ids) - 1 - chunk.start
-    fresh = tuple(logprobs[: max(num_scored, 0)][state.num_prompt_logprobs - chunk.start :])
-    state.num_prompt_logprobs += len(fresh)
-    return fresh
+    state, sampling = chunk.state, chunk.state.request.sampling
+    output = _empty_output(state)
+    if not sampling.prompt_logprobs:
+        return output
+    start = state.num_prompt_logprobs
+    end = min(chunk.start + chunk.length, len(state.request.prompt_token_ids) - 1)
+    if end <= start:
+        return output
+    state.num_prompt_logprobs = end
+    places = at + start - chunk.start, at + end - chunk.start
+    top_ids, top_logprobs = result.chunk_top(*places, sampling.prompt_top_logprobs)
+    return output._replace(
+        prompt_logprobs=result.chunk_logprobs(*places),
+        prompt_top_token_ids=top_ids,
+        prompt_top_logprobs=top_logprobs,
+    )

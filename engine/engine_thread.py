@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .admission import admit
+from .admission import admit, choice_id, split_choice_id
 from .admission_ledger import AdmissionLedger
 from .engine import Engine
-from .refusals import EngineUnavailable, Overloaded
+from .refusals import EngineUnavailable, InvalidRequest, Overloaded
 from .request import FinishReason, Load, Place, Request, RequestOutput
 from .request_progress import Progress, ProgressKind
 from .schedule import RequestState
@@ -33,6 +33,7 @@ class _Abort:
 
     request_id: str
     reason: FinishReason
+    choice: int | None = None
 
 
 class EngineThread:
@@ -68,8 +69,10 @@ class EngineThread:
         # Guards all below; `_changed` wakes the thread.
         self._changed = threading.Condition()
         self._inbox: deque[RequestState | _Abort] = deque()
-        # A request is live from submit until its last output is on its way.
+        # A choice is live from submit until its last output is on its way, a request as long as any
+        # of its choices is.
         self._ledger = self._make_ledger()
+        self._num_choices: Counter[str] = Counter()
         self._leaving: list[str] = []  # whose last outputs are being handed over
         self._refused_total: Counter[str] = Counter()
         self._notes: list[dict[str, Any]] = []
@@ -99,6 +102,10 @@ class EngineThread:
                 raise EngineUnavailable("the engine has failed")
             if self._is_stopping:
                 raise EngineUnavailable("the engine is shutting down")
+            if request.request_id in self._num_choices:
+                raise InvalidRequest(
+                    "request_id", request.request_id, "another one: a request with it is live"
+                )
             now_s = self._clock()
             place = Place(
                 num_queued=self._ledger.num_queued,
@@ -115,23 +122,32 @@ class EngineThread:
                     retry_after_s=refusal.retry_after_s,
                 )
                 raise
-            if self._ledger.num_live == 1:
+            if not self._num_choices:
                 self._begun_s = now_s
+            self._num_choices[request.request_id] = 1 + len(state.forks)
             self._inbox.append(state)
             self._changed.notify_all()
         return place
 
-    def abort(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """Ends a request before the next step is scheduled; nothing happens if it is not live."""
+    def abort(
+        self,
+        request_id: str,
+        reason: FinishReason = FinishReason.CANCELLED,
+        choice: int | None = None,
+    ) -> None:
+        """Ends a request, or one choice of it, before the next step is scheduled.
+
+        Nothing happens if it is not live.
+        """
         with self._changed:
-            if self._ledger.is_live(request_id):
-                self._inbox.append(_Abort(request_id, reason))
+            if request_id in self._num_choices:
+                self._inbox.append(_Abort(request_id, reason, choice))
                 self._changed.notify_all()
 
     def abort_all(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Ends every request that was submitted so far, before the next step is scheduled."""
         with self._changed:
-            self._inbox.extend(_Abort(request_id, reason) for request_id in self._ledger.live_ids())
+            self._inbox.extend(_Abort(request_id, reason) for request_id in self._num_choices)
             self._changed.notify_all()
 
     def pause(self) -> None:
@@ -202,7 +218,7 @@ class EngineThread:
                 if isinstance(item, RequestState):
                     engine.add(item)
                 else:
-                    engine.abort(item.request_id, item.reason)
+                    engine.abort(item.request_id, item.reason, item.choice)
             if is_stopping:
                 engine.end_all("the engine is shutting down")
             self._hand_over(engine.collect() if is_paused else engine.step())
@@ -218,11 +234,16 @@ class EngineThread:
         error = "the engine failed while the request was running"
         with self._changed:
             self._load = replace(self._load, failed=True, num_running=0)
-            outputs = [
-                RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=error)
-                for request_id in dict.fromkeys([*self._leaving, *self._ledger.live_ids()])
-            ]
+            outputs: list[RequestOutput] = []
+            for live_id in dict.fromkeys([*self._leaving, *self._ledger.live_ids()]):
+                request_id, choice = split_choice_id(live_id)
+                outputs.append(
+                    RequestOutput(
+                        request_id, choice=choice, finish_reason=FinishReason.ERROR, error=error
+                    )
+                )
             self._ledger = self._make_ledger()
+            self._num_choices.clear()
             self._inbox.clear()
         try:
             if outputs:
@@ -280,11 +301,19 @@ class EngineThread:
                 self._account(progress, now_s)
             for output in outputs:
                 if output.finish_reason is not None:
-                    self._leaving.append(output.request_id)
-                    self._ledger.left(output.request_id, now_s)
+                    self._leave(output, now_s)
         if outputs:
             self._on_outputs(outputs)
         self._leaving.clear()
+
+    def _leave(self, output: RequestOutput, now_s: float) -> None:
+        """One choice of a request has ended, or all of it with that."""
+        live_id = choice_id(output.request_id, output.choice)
+        self._leaving.append(live_id)
+        self._ledger.left(live_id, now_s)
+        self._num_choices[output.request_id] -= 1
+        if not self._num_choices[output.request_id]:
+            del self._num_choices[output.request_id]
 
     def _account(self, progress: Progress, now_s: float) -> None:
         """Tells the ledger of one turn of a request."""

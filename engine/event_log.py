@@ -3,6 +3,7 @@
 One JSON object a line, "op" first:
   start   the configuration, so that a replay can begin; and a date, with the time that it was
   add     a request was queued
+  mask    it became known which ids may come next in a guided output
   end     one ended between two steps: cancelled, failed
   step    deadlines were looked at and a step was made (or none): who expired, what it does, why
   read    what a step brought: token and status of each row, null where its request had gone
@@ -34,7 +35,7 @@ from .typed_hash import typed_hash
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 
 
 @runtime_checkable
@@ -54,6 +55,9 @@ class Recorder(Protocol):
 
     def end(self, request_id: str, reason: FinishReason, at_s: float) -> None:
         """A request ended between two steps."""
+
+    def mask(self, state: RequestState, at_s: float) -> None:
+        """It became known which ids may come next in a guided output."""
 
     def step(
         self, at_s: float, expired: Sequence[RequestState], schedule: Schedule | None, *, made: bool
@@ -127,7 +131,17 @@ class EventLog:
             return
         request = dataclasses.asdict(state.request)
         request["cache_salt"] = _digest_of(state.request.cache_salt)
-        self._write(op="add", at_s=at_s, max_tokens=state.max_tokens, request=request)
+        guide = state.request.sampling.guide
+        if guide is not None:  # what it says is long, and decides nothing of the schedule
+            request["sampling"]["guide"] = {"kind": guide.kind.value}
+        leader = None if state.leader is None else state.leader.ordinal
+        self._write(
+            op="add", at_s=at_s, max_tokens=state.max_tokens, leader=leader, request=request
+        )
+
+    def mask(self, state: RequestState, at_s: float) -> None:
+        """See Recorder."""
+        self._write(op="mask", at_s=at_s, request_id=state.request.request_id)
 
     def end(self, request_id: str, reason: FinishReason, at_s: float) -> None:
         """See Recorder."""
@@ -201,6 +215,7 @@ def plan_of(schedule: Schedule) -> dict[str, Any]:
             for chunk in schedule.chunks
         ],
         "page_entries": [list(entry) for entry in schedule.page_entries],
+        "rule_entries": [list(entry) for entry in schedule.rule_entries],
         "transfers": [[each.kind.value, each.page, each.handle] for each in schedule.transfers],
         "events": [
             {"at_s": event.at_s, "kind": event.kind.value, "request_id": event.request_id}

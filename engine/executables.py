@@ -22,9 +22,9 @@ from .step_shapes import StepKey
 
 Key = StepKey | TransferKey
 
-# Called with flat arguments. A step: (decoder leaves..., state leaves..., packed) to (result, state
-# leaves...). EXPORT: (kv leaves..., pages) to (contents...). IMPORT: (kv leaves..., pages,
-# contents...) to (kv leaves...).
+# Called with flat arguments. A step: (decoder leaves..., state leaves..., packed, mask rows) to
+# (result, state leaves...). EXPORT: (kv leaves..., pages) to (contents...). IMPORT: (kv leaves...,
+# pages, contents...) to (kv leaves...).
 Executable = Callable[..., Sequence[jax.Array]]
 
 # On the CPU, LLVM's level 1 compiles a sixth faster than the default, 2, and the steps run alike:
@@ -115,18 +115,19 @@ def compile_step(
     num_parameters = len(jax.tree.leaves(decoder))
     state_shardings = [spec.sharding for spec in specs[num_parameters:]]
     packed = jax.ShapeDtypeStruct((layout.size,), "int32", sharding=packed_sharding)
+    mask_rows = jax.ShapeDtypeStruct(layout.masks_shape, "int32", sharding=packed_sharding)
     step = jax.jit(
         partial(_flat_step, layout, tree),
         donate_argnums=range(num_parameters, len(leaves)),
         out_shardings=(packed_sharding, *state_shardings),
     )
-    return _compile(step.trace(*specs, packed), packed_sharding)
+    return _compile(step.trace(*specs, packed, mask_rows), packed_sharding)
 
 
 def _flat_step(layout: UploadLayout, tree: Any, *arguments: jax.Array) -> tuple[jax.Array, ...]:
-    *leaves, packed = arguments
+    *leaves, packed, mask_rows = arguments
     decoder, state = jax.tree.unflatten(tree, leaves)
-    state, result = run_step(layout, decoder, state, packed)
+    state, result = run_step(layout, decoder, state, packed, mask_rows)
     return result, *jax.tree.leaves(state)
 
 

@@ -1,9 +1,9 @@
 """The executor: owns the device state, runs steps on it and moves its pages to the host and back.
 
-A step consumes (key, packed array) only, so the same stream of pairs replayed elsewhere gives the
-same results, and a log of it reproduces a run. Exactly one array goes up and one comes down per
-step, and one goes up per transfer of pages: `_upload` and `fetch` are the only places in the engine
-where host arrays become device arrays and back.
+A step consumes (key, packed array, mask rows) only, so the same stream of these replayed elsewhere
+gives the same results, and a log of it reproduces a run. One array goes up and one comes down per
+step; a second goes up where a mask changes, and one per transfer of pages: `_upload` and `fetch`
+are the only places in the engine where host arrays become device arrays and back.
 
 Everything runs in the order of the calls: a page that is exported before a step is as that step
 found it, and the step after an import finds what the import wrote.
@@ -17,8 +17,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from ..models.decoder import Decoder
+from . import packing
 from .device_state import DeviceState
 from .executables import Executable, ExecutableTable
+from .packing import UploadLayout
 from .page_transfer import PAGES_PER_TRANSFER, TransferKey
 from .step_shapes import StepKey
 
@@ -36,6 +38,7 @@ class DeviceExecutor:
         decoder: Decoder,
         state: DeviceState,
         packed_sharding: NamedSharding,
+        layouts: Sequence[UploadLayout],
     ) -> None:
         """Takes over `state`: its arrays are donated to the first step."""
         self.can_keep_pages = TransferKey.EXPORT in table and TransferKey.IMPORT in table
@@ -47,17 +50,24 @@ class DeviceExecutor:
         self._num_kv_leaves = len(kv)
         self._num_pages = kv[0].shape[0]
         self._on_host: dict[int, jax.Array] = {}
+        # Most steps change no mask, and nothing goes up for that.
+        self._no_masks = {layout.key: self._upload(packing.no_masks(layout)) for layout in layouts}
 
-    def dispatch(self, key: StepKey, packed: np.ndarray) -> jax.Array:
+    def dispatch(
+        self, key: StepKey, packed: np.ndarray, mask_rows: np.ndarray | None = None
+    ) -> jax.Array:
         """Starts a step and returns its result, which is not there yet: fetch waits for it.
 
-        The caller must not touch `packed` again: on the CPU the device reads it in place.
+        The caller must not touch the arrays again: on the CPU the device reads them in place.
 
         Raises:
           KeyError: No such executable was compiled.
         """
         executable = self._table[key]
-        result, *self._state = executable(*self._parameters, *self._state, self._upload(packed))
+        masks = self._no_masks[key] if mask_rows is None else self._upload(mask_rows)
+        result, *self._state = executable(
+            *self._parameters, *self._state, self._upload(packed), masks
+        )
         return result
 
     def fetch(self, result: jax.Array) -> np.ndarray:

@@ -97,12 +97,14 @@ class KVMemory:
         """What the cache has of a request's first num_tokens tokens; changes nothing.
 
         The last token is always computed, for its logits, in a page of the request's own; so a hit
-        ends before it.
+        ends before it. And one more where penalties look at the history: that may take more than
+        one step to enter, the first of which comes with tokens, but not the last one.
         """
         chain, request = self._extend(state, num_tokens), state.request
         if chain is None or not request.reads_prefix_cache or request.sampling.prompt_logprobs:
             return Hit(on_device=[], on_host=[])
-        max_pages = (num_tokens - 1) // self._page_size
+        num_kept = 2 if request.sampling.has_penalties else 1
+        max_pages = max(num_tokens - num_kept, 0) // self._page_size
         nodes = self.cache.match(chain, max_pages)
         on_device = [node for node in nodes if node.page is not None]
         on_host = nodes[len(on_device) :]

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..configs.engine_config import EngineConfig
+from .sampling_checks import MAX_TOP_LOGPROBS
 from .schedule import Schedule
-from .step_shapes import HIT_PAGE_ENTRIES, StepKey, StepShapes
+from .step_shapes import HIT_PAGE_ENTRIES, RULE_ENTRIES, StepKey, StepShapes
+from .token_masks import num_words
 
 # Columns of a slot row: the same in an upload and in device state. max_stop_ids columns of stop ids
 # follow, padded with NO_TOKEN. A step changes those from TOKEN to POSITION and no others.
@@ -31,7 +33,17 @@ MIN_P = 9  # float32 bits
 SEED_LOW = 10  # uint32 bits
 SEED_HIGH = 11  # uint32 bits
 LOGPROBS = 12  # 1: report the log-probability of each sampled token
-STOP_IDS = 13
+TOP_LOGPROBS = 13  # 1: and of the most likely ones
+PROMPT_TOP_LOGPROBS = 14  # 1: the same for the prompt's tokens
+CHOICE = 15
+MIN_TOKENS = 16  # output tokens before a stop id may come
+HAS_PENALTIES = 17  # 1: the next three count, and what the tables know of its ids
+REPETITION_PENALTY = 18  # float32 bits
+FREQUENCY_PENALTY = 19  # float32 bits
+PRESENCE_PENALTY = 20  # float32 bits
+NUM_BIASED = 21  # columns of the bias table
+IS_MASKED = 22  # 1: only ids of its mask may come
+STOP_IDS = 23
 
 # Columns of a segment: whose tokens a run of the chunk holds.
 SEGMENT_SLOT = 0
@@ -46,14 +58,38 @@ ENTRY_COLUMN = 1
 ENTRY_PAGE = 2
 ENTRY_COLUMNS = 3
 
-# Columns of a sample, and the bits of its status.
+# Columns of a rule entry: see engine.rule_entries.
+RULE_SLOT = 0
+RULE_COLUMN = 1  # of the bias table; COUNTED: the entry is of the counts
+RULE_ID = 2
+RULE_VALUE = 3  # a count; or the bits of a bias, float32
+RULE_COLUMNS = 4
+COUNTED = -1
+
+# A count: bit 0 says that the id is in the prompt, the rest how often it is in the output.
+COUNT_SHIFT = 1
+MOST_TIMES = 2**14 - 1  # and no more: it is 16 bits wide
+
+# A mask row: the slot, then the words of the mask.
+MASK_SLOT = 0
+MASK_WORDS = 1
+
+# Columns of a sample, and the bits of its status. The most likely ids follow, and the bits of
+# their log-probabilities.
 SAMPLE_TOKEN = 0
 SAMPLE_STATUS = 1
 SAMPLE_LOGPROB = 2  # float32 bits
-SAMPLE_COLUMNS = 3
+SAMPLE_TOP = 3
+SAMPLE_COLUMNS = SAMPLE_TOP + 2 * MAX_TOP_LOGPROBS
 VALID = 1  # the row was live: the token counts
 STOPPED = 2  # the token is one of the request's stop ids
 EXHAUSTED = 4  # it was the last of max_tokens
+BROKEN = 8  # the token means nothing: see engine.sampler.Samples
+
+# Columns of a scored chunk token: its target's log-probability, then likewise.
+SCORE_LOGPROB = 0  # float32 bits
+SCORE_TOP = 1
+SCORE_COLUMNS = SCORE_TOP + 2 * MAX_TOP_LOGPROBS
 
 NO_TOKEN = -1
 
@@ -68,12 +104,14 @@ class UploadLayout:
         slot num_slots + i, out of range, unique and dropped by the scatter.
       page_size: Tokens per page.
       max_stop_ids: Stop-id columns of a slot row.
+      mask_words: Words of a mask.
     """
 
     key: StepKey
     num_slots: int
     page_size: int
     max_stop_ids: int
+    mask_words: int
 
     @cached_property
     def parts(self) -> dict[str, tuple[int, ...]]:
@@ -86,6 +124,7 @@ class UploadLayout:
                 key.rows + key.chunk // self.page_size + key.segments + HIT_PAGE_ENTRIES,
                 ENTRY_COLUMNS,
             ),
+            "rule_entries": (RULE_ENTRIES, RULE_COLUMNS),
             "decode_slots": (key.rows,),
             "segments": (key.segments, SEGMENT_COLUMNS),
             "chunk_tokens": (key.chunk,),
@@ -96,6 +135,11 @@ class UploadLayout:
     def size(self) -> int:
         """Length of the upload in int32 words."""
         return sum(map(math.prod, self.parts.values()))
+
+    @property
+    def masks_shape(self) -> tuple[int, int]:
+        """Of the mask rows that go up beside it: at most one for each token that it samples."""
+        return self.key.samples, MASK_WORDS + self.mask_words
 
     def split(self, packed: Any) -> dict[str, Any]:
         """Views of a packed NumPy array, or slices of a traced one, by part name."""
@@ -108,10 +152,12 @@ class UploadLayout:
         return views
 
 
-def upload_layouts(config: EngineConfig) -> list[UploadLayout]:
+def upload_layouts(config: EngineConfig, vocab_size: int) -> list[UploadLayout]:
     """The layout of each executable, the costliest first: what is compiled, and what is packed."""
     return [
-        UploadLayout(key, config.max_num_seqs, config.page_size, config.max_stop_ids)
+        UploadLayout(
+            key, config.max_num_seqs, config.page_size, config.max_stop_ids, num_words(vocab_size)
+        )
         for key in StepShapes.from_config(config).all_keys()
     ]
 
@@ -135,9 +181,11 @@ def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
     assert len(schedule.page_entries) <= len(part["page_entries"]), "too many page entries"
     assert len(inserts) <= len(part["slot_rows"]), "too many inserts"
     assert len(schedule.chunks) <= len(part["segments"]), "too many chunks"
+    assert len(schedule.rule_entries) <= len(part["rule_entries"]), "too many rule entries"
     beyond = layout.num_slots + np.arange(layout.size, dtype=np.int32)
     part["slot_rows"][:, SLOT] = beyond[: len(part["slot_rows"])]
     part["page_entries"][:, ENTRY_SLOT] = beyond[: len(part["page_entries"])]
+    part["rule_entries"][:, RULE_SLOT] = beyond[: len(part["rule_entries"])]
     part["decode_slots"][:] = beyond[: layout.key.rows]
     part["segments"][:, SEGMENT_SLOT] = beyond[layout.key.rows :][: layout.key.segments]
     part["chunk_targets"][:] = NO_TOKEN
@@ -145,6 +193,8 @@ def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
     part["decode_slots"][: len(schedule.decodes)] = [state.slot for state in schedule.decodes]
     for row, entry in zip(part["page_entries"], schedule.page_entries, strict=False):
         row[:] = entry.slot, entry.column, entry.page
+    for row, entry in zip(part["rule_entries"], schedule.rule_entries, strict=False):
+        row[:] = entry
     for row, state in zip(part["slot_rows"], inserts, strict=False):
         sampling = state.request.sampling
         row[:STOP_IDS] = (
@@ -161,6 +211,17 @@ def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
             word_bits(state.seed & 0xFFFFFFFF),
             word_bits(state.seed >> 32),
             sampling.logprobs,
+            sampling.top_logprobs > 0,
+            sampling.prompt_top_logprobs > 0,
+            state.choice,
+            # Of a guide the host rules out what must not come yet.
+            0 if sampling.guide is not None else sampling.min_tokens,
+            sampling.has_penalties,
+            float_bits(sampling.repetition_penalty),
+            float_bits(sampling.frequency_penalty),
+            float_bits(sampling.presence_penalty),
+            len(sampling.logit_bias),
+            state.is_masked,
         )
         row[STOP_IDS:] = NO_TOKEN
         row[STOP_IDS : STOP_IDS + len(state.stop_ids)] = state.stop_ids
@@ -177,6 +238,33 @@ def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
     return packed
 
 
+def no_masks(layout: UploadLayout) -> np.ndarray:
+    """Mask rows that change nothing."""
+    rows = np.zeros(layout.masks_shape, np.int32)
+    rows[:, MASK_SLOT] = layout.num_slots + np.arange(len(rows))
+    return rows
+
+
+def pack_masks(schedule: Schedule, layout: UploadLayout) -> np.ndarray | None:
+    """The mask rows of one step; None: none changes, as in most steps.
+
+    A guided request's changes with every token, that of any other comes with its first one.
+    """
+    changed = [
+        state
+        for state in (*schedule.decodes, *(chunk.state for chunk in schedule.chunks))
+        if state.mask is not None and state.is_mask_new
+    ]
+    if not changed:
+        return None
+    rows = no_masks(layout)
+    for row, state in zip(rows, changed, strict=False):
+        row[MASK_SLOT] = state.slot
+        row[MASK_WORDS:] = state.mask
+        state.is_mask_new = False
+    return rows
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What a step brought. A sample for each decode row, in row order, then one for each segment.
@@ -185,14 +273,39 @@ class StepResult:
       token_ids: Sampled tokens.
       statuses: Bits: VALID, STOPPED, EXHAUSTED. Of the segments only the last chunk of a prompt is
         VALID.
-      logprobs: float32 [samples]: of the sampled tokens, where asked for.
-      chunk_logprobs: float32 [chunk]: of each chunk token's target; 0 where none was asked for.
+      samples: int32 [samples, SAMPLE_COLUMNS]: all of it, where more was asked for.
+      scores: int32 [chunk, SCORE_COLUMNS]: of each chunk token's target; 0 where none was asked
+        for.
     """
 
     token_ids: list[int]
     statuses: list[int]
-    logprobs: np.ndarray
-    chunk_logprobs: np.ndarray
+    samples: np.ndarray
+    scores: np.ndarray
+
+    def logprob(self, row: int) -> float:
+        """The log-probability of a sampled token."""
+        return float(self.samples[row, SAMPLE_LOGPROB].view(np.float32))
+
+    def top(self, row: int, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The `count` most likely ids where a token was sampled, and their log-probabilities."""
+        return _top(self.samples[row : row + 1, SAMPLE_TOP:], count)
+
+    def chunk_logprobs(self, start: int, end: int) -> tuple[float, ...]:
+        """The log-probabilities of the targets of chunk tokens [start, end)."""
+        return tuple(self.scores[start:end, SCORE_LOGPROB].view(np.float32).tolist())
+
+    def chunk_top(
+        self, start: int, end: int, count: int
+    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The `count` most likely ids for each of them, one after the other, and theirs."""
+        return _top(self.scores[start:end, SCORE_TOP:], count)
+
+
+def _top(columns: np.ndarray, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    ids = columns[:, :count]
+    logprobs = columns[:, MAX_TOP_LOGPROBS : MAX_TOP_LOGPROBS + count]
+    return tuple(ids.ravel().tolist()), tuple(logprobs.ravel().view(np.float32).tolist())
 
 
 def unpack(key: StepKey, result: np.ndarray) -> StepResult:
@@ -201,6 +314,6 @@ def unpack(key: StepKey, result: np.ndarray) -> StepResult:
     return StepResult(
         token_ids=columns[:, SAMPLE_TOKEN].tolist(),
         statuses=columns[:, SAMPLE_STATUS].tolist(),
-        logprobs=columns[:, SAMPLE_LOGPROB].copy().view(np.float32),
-        chunk_logprobs=result[key.samples * SAMPLE_COLUMNS :].copy().view(np.float32),
+        samples=columns,
+        scores=result[columns.size :].reshape(key.chunk, SCORE_COLUMNS),
     )

@@ -14,6 +14,7 @@ from .events import DetailValue, Event, EventKind
 from .kv_memory import Hit, KVMemory
 from .policy import make_queue
 from .predictions import Predictions
+from .rule_entries import rule_entries
 from .schedule import RequestState
 from .step_costs import StepCosts
 from .token_chain import TokenChain, root_key
@@ -119,10 +120,22 @@ class Places:
         self._num_added += 1
         self._live[request.request_id] = state
         self._deadlines.add(state)
-        if self._config.scheduling.prefix_cache:
-            root = root_key(tenant=request.tenant, salt=request.cache_salt)
+        if self._config.scheduling.prefix_cache or request.sampling.n > 1:
+            root = root_key(
+                tenant=request.tenant, salt=request.cache_salt, family=self._family(state)
+            )
             state.chain = TokenChain(root, self._config.page_size, request.prompt_token_ids)
         self._wait(state)
+
+    def _family(self, state: RequestState) -> int:
+        """Choices of a request that reads no cache share its pages all the same, with nobody else.
+
+        That is the number that parts their chain from all others; 0: it is parted from none.
+        """
+        leader = state.leader or state
+        request = leader.request
+        reads_cache = self._config.scheduling.prefix_cache and request.reads_prefix_cache
+        return 0 if reads_cache or request.sampling.n == 1 else leader.ordinal + 1
 
     def remove(self, state: RequestState, now_s: float) -> None:
         """Ends a live request: it gives back all it holds, steps in flight or not."""
@@ -186,6 +199,8 @@ class Places:
         self._set_publish_at(state)
         state.slot = self._free_slots.pop()
         state.generation += 1
+        state.rule_entries = rule_entries(state)
+        state.is_mask_new = True
         cached_tokens = state.num_computed_tokens
         if state.admitted_s is None:
             state.admitted_s = now_s

@@ -13,7 +13,7 @@ from ..configs.scheduling_config import SchedulingConfig
 from . import packing
 from .event_log import VERSION, plan_of
 from .request import FinishReason, Request
-from .sampling_params import SamplingParams
+from .sampling_params import Guide, GuideKind, SamplingParams
 from .schedule import RequestState, Schedule
 from .scheduler import Scheduler
 from .step_costs import StepCosts
@@ -104,13 +104,19 @@ class _Player:
         self._request_id = request_id
         self._unread: deque[Schedule] = deque()
         self._last_decodes: list[int] = []
+        self._leaders: dict[int, RequestState] = {}  # of requests with several choices
 
     def play(self, record: dict[str, Any]) -> None:
         at_s = record["at_s"]
         match record["op"]:
             case "add":
-                self.scheduler.add(_state(record))
+                state = _state(record, self._leaders.get(record["leader"]))
+                self.scheduler.add(state)
+                if state.request.sampling.n > 1 and state.leader is None:
+                    self._leaders[state.ordinal] = state
                 self.found.num_requests += 1
+            case "mask":
+                self.scheduler.take_mask(self.scheduler.live[record["request_id"]])
             case "end":
                 state = self.scheduler.live[record["request_id"]]
                 self._end(state, FinishReason(record["reason"]), at_s)
@@ -219,13 +225,25 @@ def _scheduler(start: dict[str, Any]) -> Scheduler:
         raise ReplayError(f"line 1: the start cannot be read: {error!r}") from error
 
 
-def _state(record: dict[str, Any]) -> RequestState:
+def _state(record: dict[str, Any], leader: RequestState | None) -> RequestState:
     fields = dict(record["request"])
     sampling = dict(fields.pop("sampling"))
-    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+    for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
+        sampling[name] = None if sampling[name] is None else tuple(sampling[name])
+    sampling["logit_bias"] = tuple((token_id, bias) for token_id, bias in sampling["logit_bias"])
+    if sampling["guide"] is not None:
+        sampling["guide"] = Guide(kind=GuideKind(sampling["guide"]["kind"]))
     fields["prompt_token_ids"] = tuple(fields["prompt_token_ids"])
     request = Request(**fields, sampling=SamplingParams(**sampling))
-    return RequestState(request=request, max_tokens=record["max_tokens"], stop_ids=())
+    is_guided = request.sampling.guide is not None
+    return RequestState(
+        request=request,
+        max_tokens=record["max_tokens"],
+        stop_ids=(),
+        leader=leader,
+        is_guided=is_guided,
+        waits_for_mask=is_guided,
+    )
 
 
 def _compare(what: str, logged: Any, found: Any) -> None:

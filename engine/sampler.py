@@ -1,6 +1,7 @@
 """Choosing the next token on the device: greedy, or a draw from a truncated distribution.
 
-The order is temperature, top-k, top-p (renormalised after top-k), min-p. Each of the three keeps a
+A row's own rules (engine.logit_rules) change its logits first. Then the order is temperature,
+top-k, top-p (renormalised after top-k), min-p. Each of the three keeps a
 prefix of the tokens in descending order of likelihood, ties at the border by lowest id, so the
 survivors are a prefix too. One uniform number then picks the survivor at which the cumulative
 mass, summed in order of ids, exceeds it.
@@ -9,13 +10,15 @@ Two ways find the survivors, and each row's own values decide which it takes, so
 depend on batch-mates:
 * narrow: the most likely tokens, taken from the blocks with the highest maxima; enough when the
   survivors end inside them. No pass over the vocabulary but one for its mass.
-* wide: a threshold found by bisection over the float's bits, exact, for rows where they do not.
+* wide: a threshold found by bisection over the float's bits, exact, for rows where they do not,
+  and for rows with rules. A few rows at a time, so that others pay nothing for them.
 Rules that no row of the batch uses are skipped. Nothing is sorted or scanned: counting and small
 triangular products do the same on a few hundred values, and compile in a fraction of the time.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +26,15 @@ from jax import lax
 from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
+from .logit_rules import LogitRules, RuleTables, apply_rules
+from .row_groups import for_groups, take_rows
+
 BLOCK = 64  # vocabulary entries per block
 NARROW = 64  # candidates of the narrow way
 GROUP = 4  # rows that go the wide way together
 FOLD = 8  # parts of the vocabulary that are added before they are summed
 LEAST_MASS = 1e-30  # less than any token's that could be drawn
+LEAST_LOGPROB = -9999.0  # stands for all that is less, so that what is reported is finite
 
 
 @jax.tree_util.register_dataclass
@@ -42,6 +49,7 @@ class SamplingRows:
       min_p: Least likelihood to keep, relative to the most likely token; 0: all.
       seed: Two words of the request's seed.
       position: Output position of the token, from 0.
+      choice: Which of the request's choices it is.
     """
 
     temperature: Float[Array, " rows"]
@@ -50,35 +58,72 @@ class SamplingRows:
     min_p: Float[Array, " rows"]
     seed: UInt32[Array, "rows 2"]
     position: Int32[Array, " rows"]
+    choice: Int32[Array, " rows"]
+
+    def take(self, rows: Int32[Array, " some"]) -> "SamplingRows":
+        """Some rows; a number past them reads the last."""
+        return take_rows(self, rows)
 
 
-def sample(logits: Float[Array, "rows vocab"], rows: SamplingRows) -> Int32[Array, " rows"]:
+class Samples(NamedTuple):
     """The next token of each row.
 
-    A row's token depends on its own logits, parameters, seed and position only. Where its logits
-    hold NaN or infinities it is of no meaning, but still an id of the vocabulary.
+    Attributes:
+      token: Its id.
+      is_broken: It means nothing: the logits hold NaN or infinity, or no id is left that may come.
     """
+
+    token: Int32[Array, " rows"]
+    is_broken: Bool[Array, " rows"]
+
+
+def sample(
+    logits: Float[Array, "rows vocab"], rows: SamplingRows, rules: LogitRules, tables: RuleTables
+) -> Samples:
+    """The next token of each row.
+
+    A row's token depends on its own logits, parameters, rules, seed, choice and position only.
+    Every token is an id of the vocabulary, one that means nothing too.
+    """
+    # Behind a barrier the head's product is not fused into each pass over its result.
+    logits = lax.optimization_barrier(logits)
     blocks = _blocks(logits)
     block_high = blocks.max(-1)
     greedy = _greedy(blocks, block_high)
-    is_drawn = rows.temperature > 0
-    token = lax.cond(
+    is_drawn = (rows.temperature > 0) & ~rules.is_used
+    token, suffices = lax.cond(
         is_drawn.any(),
-        lambda: jnp.where(is_drawn, _draw(blocks, block_high, rows), greedy),
-        lambda: greedy,
+        lambda: _draw(blocks, block_high, rows, is_drawn, greedy),
+        lambda: (greedy, jnp.ones_like(is_drawn)),
     )
-    return jnp.clip(token, 0, logits.shape[1] - 1)
+
+    def sample_wide(wide: Int32[Array, " group"], samples: Samples) -> Samples:
+        its_logits, its_rules = logits[wide], rules.take(wide)
+        its_logits = lax.cond(
+            its_rules.is_used.any(),
+            lambda: apply_rules(its_logits, its_rules, tables),
+            lambda: its_logits,
+        )
+        found = _sample_wide(its_logits, rows.take(wide))
+        return Samples(
+            samples.token.at[wide].set(found.token, mode="drop"),
+            samples.is_broken.at[wide].set(found.is_broken, mode="drop"),
+        )
+
+    samples = Samples(token, ~jnp.isfinite(block_high.max(-1)))
+    samples = for_groups(rules.is_used | ~suffices, GROUP, sample_wide, samples)
+    return Samples(jnp.clip(samples.token, 0, logits.shape[1] - 1), samples.is_broken)
 
 
 def uniform(
-    seed: UInt32[Array, "rows 2"], position: Int32[Array, " rows"]
+    seed: UInt32[Array, "rows 2"], position: Int32[Array, " rows"], choice: Int32[Array, " rows"]
 ) -> Float[Array, " rows"]:
-    """The number in [0, 1) that decides a row's token: a function of its seed and position alone.
+    """The number in [0, 1) that decides a row's token: a function of these three alone.
 
     Threefry-2x32 with the seed as key and (position, choice) as counter; its first word's upper 24
-    bits. There is one choice yet, number 0. Source: https://doi.org/10.1145/2063384.2063405.
+    bits. Source: https://doi.org/10.1145/2063384.2063405.
     """
-    counter = jnp.stack([position.astype(jnp.uint32), jnp.zeros_like(seed[:, 0])], axis=-1)
+    counter = jnp.stack([position, choice], axis=-1).astype(jnp.uint32)
     bits = jax.vmap(threefry_2x32)((seed[:, 0], seed[:, 1]), counter)[:, 0]
     return (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
 
@@ -86,15 +131,33 @@ def uniform(
 def chosen_logprobs(
     logits: Float[Array, "rows vocab"], tokens: Int32[Array, " rows"]
 ) -> Float[Array, " rows"]:
-    """Log-probability of each row's token under the raw distribution, before any rule."""
+    """Log-probability of each row's token under the model's distribution, before any rule."""
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
-    return chosen - jax.nn.logsumexp(logits, axis=-1)
+    return jnp.maximum(chosen - jax.nn.logsumexp(logits, axis=-1), LEAST_LOGPROB)
+
+
+def top_logprobs(
+    logits: Float[Array, "rows vocab"], count: int
+) -> tuple[Int32[Array, "rows count"], Float[Array, "rows count"]]:
+    """The `count` most likely ids under the same distribution, the lowest id on ties, and theirs.
+
+    A smaller vocabulary is filled up with id 0 and the least log-probability.
+    """
+    blocks = _blocks(logits)
+    num_rows, num_blocks, _ = blocks.shape
+    # Any `count` highest lie in the `count` blocks with the highest maxima; in order of ids, so
+    # that ties go to the lowest.
+    _, block = lax.top_k(blocks.max(-1), min(count, num_blocks))
+    block = jnp.sort(block, axis=-1)
+    candidates = jnp.take_along_axis(blocks, block[..., None], axis=1).reshape(num_rows, -1)
+    value, place = lax.top_k(candidates, count)
+    token = jnp.take_along_axis(block, place // BLOCK, axis=1) * BLOCK + place % BLOCK
+    logprob = jnp.maximum(value - jax.nn.logsumexp(logits, axis=-1)[:, None], LEAST_LOGPROB)
+    return jnp.where(token < logits.shape[1], token, 0).astype(jnp.int32), logprob
 
 
 def _blocks(logits: Float[Array, "rows vocab"]) -> Float[Array, "rows blocks block"]:
     """Logits in blocks, a multiple of FOLD of them; the last are filled up with -inf."""
-    # Behind a barrier the head's product is not fused into each pass over its result.
-    logits = lax.optimization_barrier(logits)
     rows, vocab = logits.shape
     padding = -vocab % (BLOCK * FOLD)
     padded = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
@@ -114,52 +177,67 @@ def _draw(
     blocks: Float[Array, "rows blocks block"],
     block_high: Float[Array, "rows blocks"],
     rows: SamplingRows,
-) -> Int32[Array, " rows"]:
-    vocab = blocks.shape[1] * BLOCK
-    is_drawn = rows.temperature > 0
-    temperature = jnp.where(is_drawn, rows.temperature, 1.0)
-    # Likelihoods relative to the most likely token: in [0, 1], no overflow at any temperature.
-    relative = blocks - block_high.max(-1)[:, None, None]
-    likelihood = lax.optimization_barrier(jnp.exp(relative / temperature[:, None, None]))
-    top_k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
-    is_truncated = is_drawn & ((top_k < vocab) | (rows.top_p < 1) | (rows.min_p > 0))
-    is_whole = is_drawn & ~is_truncated
-    chance = uniform(rows.seed, rows.position)
+    is_drawn: Bool[Array, " rows"],
+    token: Int32[Array, " rows"],
+) -> tuple[Int32[Array, " rows"], Bool[Array, " rows"]]:
+    """Tokens of the rows that are drawn, in place of `token`; and False where only the wide way is.
 
-    token, suffices = _draw_narrow(likelihood, block_high, top_k, rows, chance)
+    Neither way but for rows that are drawn, and True for the others.
+    """
+    likelihood = _likelihood(blocks, block_high, rows.temperature)
+    top_k = _top_k(blocks, rows.top_k)
+    is_truncated = is_drawn & _is_truncated(blocks, rows)
+    is_whole = is_drawn & ~is_truncated
+    chance = uniform(rows.seed, rows.position, rows.choice)
+    drawn, suffices = _draw_narrow(likelihood, block_high, top_k, rows, chance)
+    token = jnp.where(is_truncated & suffices, drawn, token)
     token = lax.cond(
         is_whole.any(),
         lambda: jnp.where(is_whole, _inverse(likelihood, chance), token),
         lambda: token,
     )
-
-    def draw_wide(wide: Int32[Array, " group"], token: jax.Array) -> jax.Array:
-        kept = _truncate(likelihood[wide], top_k[wide], rows.top_p[wide], rows.min_p[wide])
-        return token.at[wide].set(_inverse(kept, chance[wide]), mode="drop")
-
-    return _for_groups(is_truncated & ~suffices, draw_wide, token)
+    return token, ~is_truncated | suffices
 
 
-def _for_groups(
-    is_chosen: Bool[Array, " rows"],
-    run: Callable[[Int32[Array, " group"], jax.Array], jax.Array],
-    carry: jax.Array,
-) -> jax.Array:
-    """Runs `run(row numbers, carry)` over the chosen rows, GROUP at a time.
+def _sample_wide(logits: Float[Array, "rows vocab"], rows: SamplingRows) -> Samples:
+    """Samples a few rows whatever their logits and parameters are."""
+    blocks = _blocks(logits)
+    block_high = blocks.max(-1)
+    likelihood = _likelihood(blocks, block_high, rows.temperature)
+    kept = lax.cond(
+        _is_truncated(blocks, rows).any(),
+        lambda: _truncate(likelihood, _top_k(blocks, rows.top_k), rows.top_p, rows.min_p),
+        lambda: likelihood,
+    )
+    drawn = _inverse(kept, uniform(rows.seed, rows.position, rows.choice))
+    token = jnp.where(rows.temperature > 0, drawn, _greedy(blocks, block_high))
+    return Samples(token, ~jnp.isfinite(block_high.max(-1)))
 
-    So the cost follows the rows that are chosen. Numbers past the rows are padding: a gather reads
-    the last row for them, and a scatter drops them.
-    """
-    num_rows = is_chosen.shape[0]
-    row = jnp.arange(num_rows)
-    place = (is_chosen & (row < row[:, None])).sum(-1)  # how many chosen rows come before
-    chosen = jnp.full(num_rows + GROUP, num_rows, jnp.int32)
-    chosen = chosen.at[jnp.where(is_chosen, place, num_rows + GROUP)].set(row, mode="drop")
 
-    def run_group(index: Int32[Array, ""], carry: jax.Array) -> jax.Array:
-        return run(lax.dynamic_slice_in_dim(chosen, index * GROUP, GROUP), carry)
+def _likelihood(
+    blocks: Float[Array, "rows blocks block"],
+    block_high: Float[Array, "rows blocks"],
+    temperature: Float[Array, " rows"],
+) -> Float[Array, "rows blocks block"]:
+    """Likelihoods relative to the most likely token: in [0, 1], no overflow at any temperature."""
+    divisor = jnp.where(temperature > 0, temperature, 1.0)[:, None, None]
+    relative = blocks - block_high.max(-1)[:, None, None]
+    return lax.optimization_barrier(jnp.exp(relative / divisor))
 
-    return lax.fori_loop(0, (is_chosen.sum() + GROUP - 1) // GROUP, run_group, carry)
+
+def _top_k(
+    blocks: Float[Array, "rows blocks block"], top_k: Int32[Array, " rows"]
+) -> Int32[Array, " rows"]:
+    """Tokens to keep, at most all."""
+    most = blocks.shape[1] * BLOCK
+    return jnp.where(top_k > 0, jnp.minimum(top_k, most), most)
+
+
+def _is_truncated(
+    blocks: Float[Array, "rows blocks block"], rows: SamplingRows
+) -> Bool[Array, " rows"]:
+    is_cut = _top_k(blocks, rows.top_k) < blocks.shape[1] * BLOCK
+    return is_cut | (rows.top_p < 1) | (rows.min_p > 0)
 
 
 def _draw_narrow(

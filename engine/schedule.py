@@ -32,7 +32,11 @@ class RequestState:
       leader: Choice 0 of its request, unless it is that; it waits until the leader's prompt is
         computed.
       forks: The other choices, of choice 0.
-      mask: Ids that may come next, as engine.token_masks has them; None: all.
+      ids_mask: Ids that may come at all, as engine.token_masks has them; None: all.
+      mask: Those that may come next; None: all, or its guide has not said yet.
+      is_mask_new: The device does not have it yet.
+      rule_entries: What the device's rule tables have yet to learn of it, since it got its slot.
+      is_guided: Its mask changes with every token.
       waits_for_mask: That of its next token is not known yet, so it cannot be sampled.
       chain: Its tokens as the prefix cache names them; None: it is not to be cached.
       ordinal: How many requests the engine took before it.
@@ -69,8 +73,12 @@ class RequestState:
     choice: int = 0
     leader: "RequestState | None" = None
     forks: "list[RequestState]" = field(default_factory=list)
+    ids_mask: Mask | None = None
     mask: Mask | None = None
+    is_guided: bool = False
+    is_mask_new: bool = True
     waits_for_mask: bool = False
+    rule_entries: "list[RuleEntry]" = field(default_factory=list)
     chain: TokenChain | None = None
     ordinal: int = 0
     rank: Rank = ()
@@ -101,6 +109,16 @@ class RequestState:
             max(start - num_prompt_tokens, 0) : max(end - num_prompt_tokens, 0)
         ]
         return [*self.request.prompt_token_ids[start:end], *outputs]
+
+    @property
+    def is_plain(self) -> bool:
+        """Its tokens need nothing but to be handed on."""
+        return not (self.is_guided or self.request.sampling.logprobs)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether only some ids may come."""
+        return self.mask is not None or self.is_guided
 
     @property
     def in_flight(self) -> int:
@@ -147,6 +165,22 @@ class PageEntry(NamedTuple):
     page: int
 
 
+class RuleEntry(NamedTuple):
+    """One id in the device's rule tables, in the columns of engine.packing.
+
+    Attributes:
+      slot: Whose.
+      column: Of the bias table; packing.COUNTED: of the counts.
+      token_id: The id.
+      value: Its count; or the bits of its bias.
+    """
+
+    slot: int
+    column: int
+    token_id: int
+    value: int
+
+
 class TransferKind(enum.Enum):
     """Between device and host memory."""
 
@@ -172,6 +206,7 @@ class Schedule:
       generations: Theirs when the step was made.
       chunks: Prompt chunks, in the order in which they are packed.
       page_entries: Page-table entries that changed since the last step.
+      rule_entries: What the rule tables learn.
       transfers: Copies that must be dispatched before the step, in this order.
       events: What was decided since the last step.
       decode_kv_tokens: Contexts of the decode rows, summed.
@@ -181,6 +216,7 @@ class Schedule:
     generations: tuple[int, ...] = ()
     chunks: tuple[PrefillChunk, ...]
     page_entries: tuple[PageEntry, ...]
+    rule_entries: tuple[RuleEntry, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     events: tuple[Event, ...] = ()
     decode_kv_tokens: int = 0

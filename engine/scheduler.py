@@ -19,9 +19,9 @@ from ..configs.engine_config import EngineConfig
 from .chunk_budget import ChunkBudget
 from .kv_memory import Hit
 from .places import Places
-from .schedule import PageEntry, PrefillChunk, RequestState, Schedule
+from .schedule import PageEntry, PrefillChunk, RequestState, RuleEntry, Schedule
 from .step_costs import StepCosts
-from .step_shapes import HIT_PAGE_ENTRIES, MAX_SEGMENTS
+from .step_shapes import HIT_PAGE_ENTRIES, MAX_SEGMENTS, RULE_ENTRIES
 
 LONG_PROMPT_CHUNKS = 4
 """A prompt with more chunks than this to go leaves half of each step's tokens to those behind it,
@@ -41,6 +41,7 @@ class _Step:
       budget: Prompt tokens that it still has room for.
       max_segments: Most requests whose prompts it may continue.
       hit_entries: Page-table entries of cached pages that it still has room for.
+      num_rule_entries: Entries of the rule tables that it still has room for.
       grants: Prompt tokens of each request that prefills, in order.
       newcomer: For whom others lost their slots; it gets one before all others, be its turn over
         by then (decode rows of this step count too).
@@ -49,12 +50,14 @@ class _Step:
     budget: int = 0
     max_segments: int = MAX_SEGMENTS
     hit_entries: int = HIT_PAGE_ENTRIES
+    num_rule_entries: int = RULE_ENTRIES
     decodes: list[RequestState] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
     decode_kv_tokens: int = 0
     grants: dict[RequestState, int] = field(default_factory=dict)
     newcomer: RequestState | None = None
     page_entries: list[PageEntry] = field(default_factory=list)
+    rule_entries: list[RuleEntry] = field(default_factory=list)
 
     @property
     def takes_chunks(self) -> bool:
@@ -84,9 +87,9 @@ class Scheduler(Places):
     def schedule(self, now_s: float) -> Schedule | None:
         """Decides the next step and counts it as dispatched; `preempted` says who lost a slot.
 
-        None: there is nothing to dispatch, which happens only when every live request is in flight
-        or cannot make its deadline. Reading the step in flight then helps, or ending those that
-        have `expired`, which names one more at least; waiting never does.
+        None: there is nothing to dispatch, which happens only when every live request is in flight,
+        waits for its mask or cannot make its deadline. Reading the step in flight then helps, or
+        `take_mask`, or ending those that have `expired`, which names one more at least.
         """
         step = _Step()
         self.preempted = []
@@ -103,7 +106,7 @@ class Scheduler(Places):
         if self.waiting:
             self._admit(step, now_s)
         chunks = self._make_chunks(step) if step.grants else []
-        if not (num_decodes or chunks or step.page_entries):
+        if not (num_decodes or chunks or step.page_entries or step.rule_entries):
             return None
         memory = self.memory
         schedule = Schedule(
@@ -111,6 +114,7 @@ class Scheduler(Places):
             generations=tuple(step.generations),
             chunks=tuple(chunks),
             page_entries=tuple(step.page_entries),
+            rule_entries=tuple(step.rule_entries),
             transfers=tuple(memory.transfers),
             events=tuple(memory.events),
             decode_kv_tokens=step.decode_kv_tokens,
@@ -139,6 +143,10 @@ class Scheduler(Places):
                 self._publish(state)
         if token_id is not None:
             state.output_token_ids.append(token_id)
+
+    def take_mask(self, state: RequestState) -> None:
+        """It is known which ids may come next in a guided output."""
+        state.waits_for_mask = False
 
     def observe(self, schedule: Schedule, measured_s: float) -> None:
         """Tells how long a step took; what is predicted of later ones follows."""
@@ -187,7 +195,7 @@ class Scheduler(Places):
             state = self.running[at]
             at += 1
             computed = state.num_computed_tokens
-            if computed < state.prefill_end:
+            if computed < state.prefill_end or state.waits_for_mask:
                 continue
             if computed == len(state.page_ids) * page_size:
                 if not self._make_room(state, now_s):
@@ -198,6 +206,8 @@ class Scheduler(Places):
             state.num_sampled += 1
             if state.num_sampled == state.max_tokens:
                 self._all_dispatched.append(state)
+            if state.is_guided:
+                state.waits_for_mask = True
             kv_tokens += computed + 1
             decodes.append(state)
             generations.append(state.generation)
@@ -236,8 +246,13 @@ class Scheduler(Places):
                 self._grant(step, state)
 
     def _grant(self, step: _Step, state: RequestState) -> None:
-        """Gives a request that prefills its share of the step's prompt tokens."""
-        rest = state.prefill_end - state.num_computed_tokens
+        """Gives a request that prefills its share of the step's prompt tokens.
+
+        The last one samples, which it cannot do before it knows what may come.
+        """
+        rest = state.prefill_end - state.num_computed_tokens - state.waits_for_mask
+        if not rest:
+            return
         share = step.budget
         if rest > LONG_PROMPT_CHUNKS * self._config.prefill_chunk_tokens:
             share = -(-share // 2)
@@ -307,9 +322,14 @@ class Scheduler(Places):
             if not self._enter_cached_pages(step, state):
                 step.budget += granted
                 continue
-            extra = min(step.budget, state.prefill_end - start - granted)
-            step.budget -= extra
-            chunks.append(self._make_chunk(step, state, granted + extra))
+            most = state.prefill_end - start - state.waits_for_mask
+            length = granted + min(step.budget, most - granted)
+            step.budget -= length - granted
+            if not self._enter_rules(step, state):
+                # The last token samples, and what that looks at is not there yet.
+                length = min(length, state.prefill_end - start - 1)
+            if length:
+                chunks.append(self._make_chunk(step, state, length))
         return chunks
 
     def _make_chunk(self, step: _Step, state: RequestState, length: int) -> PrefillChunk:
@@ -319,6 +339,7 @@ class Scheduler(Places):
         self._enter_pages(step, state, self.memory.pages(end))
         is_last = end == state.prefill_end
         if is_last:
+            state.waits_for_mask = state.is_guided
             self._num_prefilling -= 1
             state.num_sampled += 1
             if state.num_sampled == state.max_tokens:
@@ -334,6 +355,21 @@ class Scheduler(Places):
             is_last=is_last,
             generation=state.generation,
         )
+
+    def _enter_rules(self, step: _Step, state: RequestState) -> bool:
+        """Enters what the rule tables must learn of a request; a long history takes steps.
+
+        False: some is left for the next step.
+        """
+        entries = state.rule_entries
+        if entries:
+            entered, state.rule_entries = (
+                entries[: step.num_rule_entries],
+                entries[step.num_rule_entries :],
+            )
+            step.num_rule_entries -= len(entered)
+            step.rule_entries += entered
+        return not state.rule_entries
 
     def _enter_cached_pages(self, step: _Step, state: RequestState) -> bool:
         """Enters the pages that were computed before its first chunk; a long prefix takes steps.

@@ -12,6 +12,8 @@ from ..configs.engine_config import EngineConfig
 MAX_SEGMENTS = 8
 HIT_PAGE_ENTRIES = 128
 """Page-table entries of cached pages that one step takes up; a longer prefix takes more steps."""
+RULE_ENTRIES = 256
+"""Ids whose counts or biases one step takes up; a longer history takes more steps."""
 
 SMALL_CHUNK = 16
 SMALLEST_ROWS = 2  # one row takes ten times as long as two: the CPU multiplies it in a scalar loop

@@ -16,18 +16,20 @@ from .typed_hash import DIGEST_BYTES, part_header, typed_hash
 _ID_BYTES = array("i").itemsize
 
 
-def root_key(*, tenant: str, salt: str, adapter: int = 0) -> bytes:
+def root_key(*, tenant: str, salt: str, adapter: int = 0, family: int = 0) -> bytes:
     """The key before a prompt's first page.
 
     Args:
       tenant: Whose prompt it is.
       salt: What the request adds; "" is the same as none.
       adapter: Load generation of the adapter that computes the KV, not its name; 0: none.
+      family: Names the one request whose choices alone share pages; 0: all requests may.
     """
     return typed_hash(
         (b"tenant", tenant.encode("utf-8", "surrogatepass")),
         (b"salt", salt.encode("utf-8", "surrogatepass")),
         (b"adapter", adapter.to_bytes(8, "little")),
+        (b"family", family.to_bytes(8, "little")),
     )
 
 

@@ -16,14 +16,16 @@ import numpy as np
 from octavo.configs.engine_config import EngineConfig
 from octavo.configs.scheduling_config import SchedulingConfig
 from octavo.engine import packing
-from octavo.engine.admission import EngineLimits, admit
+from octavo.engine.admission import EngineLimits, admit, choice_id
 from octavo.engine.engine import Engine
 from octavo.engine.event_log import Recorder
 from octavo.engine.packing import UploadLayout
 from octavo.engine.request import FinishReason, Request, RequestOutput
+from octavo.engine.sampling_checks import MAX_TOP_LOGPROBS
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.step_costs import StepCosts
 from octavo.engine.step_shapes import StepKey, StepShapes
+from octavo.engine.token_masks import num_words
 
 VOCAB_SIZE = 40
 EOS = 7
@@ -35,9 +37,41 @@ def _hash(*numbers: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def next_token(history: Sequence[int], seed: int | None) -> int:
+@dataclass
+class Rules:
+    """What changes the fake model's mind, as engine.logit_rules knows it.
+
+    Attributes:
+      counts: Of a request with penalties: by id, 1 if it is in the prompt, and 2 for each time that
+        it is in the output.
+      biases: (id, bias) in order.
+      may_come: Ids that may come.
+    """
+
+    counts: dict[int, int] = field(default_factory=dict)
+    biases: tuple[tuple[int, float], ...] = ()
+    may_come: tuple[int, ...] = tuple(range(VOCAB_SIZE))
+
+
+NO_RULES = Rules()
+
+
+def next_token(
+    history: Sequence[int], seed: int | None, choice: int = 0, rules: Rules = NO_RULES
+) -> int:
     """What the fake model says after `history`; `seed` counts unless it is None (greedy)."""
-    return _hash(*history, 0 if seed is None else seed % 2**63 + 1) % VOCAB_SIZE
+    numbers = [*history, 0 if seed is None else seed % 2**63 + 1 + choice]
+    for token_id, count in sorted(rules.counts.items()):
+        numbers += [token_id, count]
+    for token_id, bias in rules.biases:
+        numbers += [token_id, packing.float_bits(bias) % 2**32]
+    return rules.may_come[_hash(*numbers) % len(rules.may_come)]
+
+
+def top_of(history: Sequence[int], count: int) -> tuple[list[int], list[float]]:
+    """Some ids and their log-probabilities, which depend on the history."""
+    ids = [(history[-1] + 7 * place) % VOCAB_SIZE for place in range(count)]
+    return ids, [logprob_of(history, token_id) for token_id in ids]
 
 
 def logprob_of(history: Sequence[int], token: int) -> float:
@@ -68,7 +102,9 @@ class FakeExecutor:
         self._host: dict[int, np.ndarray] = {}
         self._slots = [_Slot(columns) for _ in range(config.max_num_seqs)]
 
-    def dispatch(self, key: StepKey, packed: np.ndarray) -> tuple[int, np.ndarray]:
+    def dispatch(
+        self, key: StepKey, packed: np.ndarray, mask_rows: np.ndarray | None = None
+    ) -> tuple[int, np.ndarray]:
         number = len(self.keys)
         self.log.append(("dispatch", number))
         self.keys.append(key)
@@ -76,11 +112,18 @@ class FakeExecutor:
         if number in self.fail_dispatch:
             raise RuntimeError("secret details of the device")
         layout = UploadLayout(
-            key, self.config.max_num_seqs, self.config.page_size, self.config.max_stop_ids
+            key,
+            self.config.max_num_seqs,
+            self.config.page_size,
+            self.config.max_stop_ids,
+            num_words(VOCAB_SIZE),
         )
         assert packed.shape == (layout.size,)
         assert packed.dtype == np.int32
-        return number, self._run(key, layout.split(packed.copy()))
+        if mask_rows is None:
+            mask_rows = packing.no_masks(layout)
+        assert mask_rows.shape == layout.masks_shape
+        return number, self._run(key, layout.split(packed.copy()) | {"mask_rows": mask_rows})
 
     def fetch(self, result: tuple[int, np.ndarray]) -> np.ndarray:
         number, download = result
@@ -111,7 +154,7 @@ class FakeExecutor:
     def _run(self, key: StepKey, part: dict[str, np.ndarray]) -> np.ndarray:
         num_slots = len(self._slots)
         used = {}  # rows of each part that are not padding
-        for name in ("slot_rows", "page_entries", "segments"):
+        for name in ("slot_rows", "page_entries", "rule_entries", "segments", "mask_rows"):
             slots = part[name][:, 0]
             used[name] = part[name][slots < num_slots]
             padding = slots[slots >= num_slots]
@@ -124,7 +167,8 @@ class FakeExecutor:
 
         num_decodes = sum(slot_id < num_slots for slot_id in decode_slots)
         num_chunk_tokens = int(used["segments"][:, packing.SEGMENT_LENGTH].sum())
-        assert num_decodes + num_chunk_tokens + len(used["page_entries"]) > 0, "an empty step"
+        num_entries = len(used["page_entries"]) + len(used["rule_entries"])
+        assert num_decodes + num_chunk_tokens + num_entries > 0, "an empty step"
         assert num_decodes + num_chunk_tokens <= self.config.token_budget
         assert num_chunk_tokens <= self.config.prefill_chunk_tokens
 
@@ -134,6 +178,10 @@ class FakeExecutor:
         inserted = set(used["slot_rows"][:, packing.SLOT].tolist())
         for slot, column, page in used["page_entries"].tolist():
             self._assign(slot, column, page)
+        for slot, *entry in used["rule_entries"].tolist():
+            self._slots[slot].learn(*entry)
+        for slot, *words in used["mask_rows"].tolist():
+            self._slots[slot].mask = ids_of(words)
 
         samples = np.zeros((key.samples, packing.SAMPLE_COLUMNS), np.int32)
         for at, slot_id in enumerate(decode_slots):
@@ -141,7 +189,7 @@ class FakeExecutor:
                 slot = self._slots[slot_id]
                 self._write(slot_id, [slot.token])
                 samples[at] = self._sample(slot_id)
-        chunk_logprobs = np.zeros(key.chunk, np.float32)
+        scores = np.zeros((key.chunk, packing.SCORE_COLUMNS), np.int32)
         at = 0
         for index, (slot_id, start, length, is_last) in enumerate(used["segments"].tolist()):
             slot = self._slots[slot_id]
@@ -156,11 +204,14 @@ class FakeExecutor:
                 self._write(slot_id, part["chunk_tokens"][at + offset : at + offset + 1].tolist())
                 target = int(part["chunk_targets"][at + offset])
                 if target != packing.NO_TOKEN:
-                    chunk_logprobs[at + offset] = logprob_of(self._history(slot_id), target)
+                    history = self._history(slot_id)
+                    score = packing.float_bits(logprob_of(history, target))
+                    wants_top = slot.prompt_top
+                    scores[at + offset] = [score, *_top_columns(history, wants_top)]
             if is_last:
                 samples[key.rows + index] = self._sample(slot_id)
             at += length
-        return np.concatenate([samples.reshape(-1), chunk_logprobs.view(np.int32)])
+        return np.concatenate([samples.reshape(-1), scores.reshape(-1)])
 
     def _assign(self, slot_id: int, column: int, page: int) -> None:
         slot = self._slots[slot_id]
@@ -198,10 +249,17 @@ class FakeExecutor:
         assert self._versions[page] == version, "a live slot's page was given away"
         return page
 
-    def _sample(self, slot_id: int) -> tuple[int, int, int]:
+    def _sample(self, slot_id: int) -> list[int]:
         slot = self._slots[slot_id]
         history = self._history(slot_id)
-        token = next_token(history, slot.seed)
+        rules = slot.rules()
+        if not rules.may_come:
+            slot.active = False
+            return [0, packing.BROKEN, 0, *_top_columns(history, False)]
+        token = next_token(history, slot.seed, slot.choice, rules)
+        if slot.has_penalties:
+            slot.counts[token] = slot.counts.get(token, 0) + 2
+        slot.position += 1
         status = packing.VALID
         if token in slot.stop_ids:
             status |= packing.STOPPED
@@ -210,7 +268,20 @@ class FakeExecutor:
             status |= packing.EXHAUSTED
         slot.token, slot.active = token, status == packing.VALID
         logprob = logprob_of(history, token) if slot.logprobs else 0.0
-        return token, status, packing.float_bits(logprob)
+        logprob_bits = packing.float_bits(logprob)
+        return [token, status, logprob_bits, *_top_columns(history, slot.top)]
+
+
+def _top_columns(history: Sequence[int], is_wanted: bool) -> list[int]:
+    if not is_wanted:
+        return [0] * (2 * MAX_TOP_LOGPROBS)
+    ids, logprobs = top_of(history, MAX_TOP_LOGPROBS)
+    return [*ids, *map(packing.float_bits, logprobs)]
+
+
+def ids_of(words: Sequence[int]) -> tuple[int, ...]:
+    """The ids of a mask."""
+    return tuple(i for i in range(VOCAB_SIZE) if words[i // 32] >> i % 32 & 1)
 
 
 @dataclass
@@ -226,6 +297,33 @@ class _Slot:
     seed: int | None = None
     stop_ids: tuple[int, ...] = ()
     logprobs: bool = False
+    top: bool = False
+    prompt_top: bool = False
+    choice: int = 0
+    position: int = 0
+    min_tokens: int = 0
+    has_penalties: bool = False
+    num_biased: int = 0
+    is_masked: bool = False
+    counts: dict[int, int] = field(default_factory=dict)
+    biases: dict[int, tuple[int, float]] = field(default_factory=dict)
+    mask: tuple[int, ...] = ()
+
+    def learn(self, column: int, token_id: int, value: int) -> None:
+        if column != packing.COUNTED:
+            self.biases[column] = token_id, float(np.int32(value).view(np.float32))
+        elif value:
+            assert token_id not in self.counts, "an id of the history is entered twice"
+            self.counts[token_id] = value
+
+    def rules(self) -> Rules:
+        may_come = self.mask if self.is_masked else range(VOCAB_SIZE)
+        not_yet = self.stop_ids if self.position < self.min_tokens else ()
+        return Rules(
+            counts=self.counts if self.has_penalties else {},
+            biases=tuple(self.biases[column] for column in range(self.num_biased)),
+            may_come=tuple(token_id for token_id in may_come if token_id not in not_yet),
+        )
 
     def insert(self, row: list[int]) -> None:
         self.kv_len, self.token, self.active = 0, 0, False
@@ -234,6 +332,13 @@ class _Slot:
         self.seed = None if row[packing.TEMPERATURE] == 0 else low | high << 32
         self.stop_ids = tuple(row[packing.STOP_IDS :])
         self.logprobs = bool(row[packing.LOGPROBS])
+        self.top = bool(row[packing.TOP_LOGPROBS])
+        self.prompt_top = bool(row[packing.PROMPT_TOP_LOGPROBS])
+        self.choice, self.position = row[packing.CHOICE], row[packing.POSITION]
+        self.min_tokens, self.num_biased = row[packing.MIN_TOKENS], row[packing.NUM_BIASED]
+        self.has_penalties = bool(row[packing.HAS_PENALTIES])
+        self.is_masked = bool(row[packing.IS_MASKED])
+        self.counts = dict[int, int]()  # biases came before, or come in this step
 
 
 class Clock:
@@ -327,20 +432,28 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     prompt_logprobs: list[float] = field(default_factory=list)
+    top: list[tuple[int, float]] = field(default_factory=list)
+    prompt_top: list[tuple[int, float]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    error: str | None = None
     num_cached_tokens: int = field(default=0, compare=False)
 
 
 def collect(outputs: Sequence[RequestOutput], answers: dict[str, Answer]) -> None:
     """Adds deltas to the answers, and holds them to the rules of RequestOutput."""
     for output in outputs:
-        answer = answers.setdefault(output.request_id, Answer())
+        answer = answers.setdefault(choice_id(output.request_id, output.choice), Answer())
         assert answer.finish_reason is None, "an output after the last"
         assert not (output.prompt_logprobs and answer.token_ids), "prompt after output"
         answer.token_ids += output.token_ids
         answer.logprobs += output.logprobs
         answer.prompt_logprobs += output.prompt_logprobs
+        answer.top += zip(output.top_token_ids, output.top_logprobs, strict=True)
+        answer.prompt_top += zip(
+            output.prompt_top_token_ids, output.prompt_top_logprobs, strict=True
+        )
+        answer.error = output.error
         answer.finish_reason = output.finish_reason
         answer.stop_token_id = output.stop_token_id
         answer.num_cached_tokens = output.num_cached_tokens
@@ -365,20 +478,42 @@ def step(engine: Engine, answers: dict[str, Answer]) -> None:
         raise engine.failure
 
 
-def run_alone(request: Request, config: EngineConfig, limits: EngineLimits) -> Answer:
+def run_alone(
+    request: Request, config: EngineConfig, limits: EngineLimits, choice: int = 0
+) -> Answer:
     """The naive run without pages, chunks and batch, of a request that is greedy or has a seed."""
     state = admit(request, config, limits)
     sampling, prompt = request.sampling, request.prompt_token_ids
     seed = None if sampling.temperature == 0 else state.seed
     answer = Answer()
-    if sampling.prompt_logprobs:
+    if sampling.prompt_logprobs and choice == 0:
         answer.prompt_logprobs = [
             logprob_of(prompt[:end], prompt[end]) for end in range(1, len(prompt))
         ]
+        for end in range(1, len(prompt)):
+            answer.prompt_top += zip(
+                *top_of(prompt[:end], sampling.prompt_top_logprobs), strict=True
+            )
     history = list(prompt)
+    counts = dict.fromkeys(prompt, 1) if sampling.has_penalties else {}
+    allowed = sampling.allowed_token_ids
+    may_come = [
+        token_id
+        for token_id in range(VOCAB_SIZE)
+        if token_id not in sampling.banned_token_ids and (allowed is None or token_id in allowed)
+    ]
     while answer.finish_reason is None:
-        token = next_token(history, seed)
+        is_early = len(answer.token_ids) < sampling.min_tokens
+        rules = Rules(
+            counts,
+            sampling.logit_bias,
+            tuple(each for each in may_come if not (is_early and each in state.stop_ids)),
+        )
+        token = next_token(history, seed, choice, rules)
+        if sampling.has_penalties:
+            counts[token] = counts.get(token, 0) + 2
         answer.token_ids.append(token)
+        answer.top += zip(*top_of(history, sampling.top_logprobs), strict=True)
         if sampling.logprobs:
             answer.logprobs.append(logprob_of(history, token))
         if token in state.stop_ids:

@@ -39,7 +39,7 @@ def prompt(length: int, first: int = 0) -> list[int]:
 def chunks(executor: FakeExecutor, number: int) -> list[tuple[int, int]]:
     """Start and length of each chunk of a step."""
     config, key = executor.config, executor.keys[number]
-    layout = UploadLayout(key, config.max_num_seqs, config.page_size, config.max_stop_ids)
+    layout = UploadLayout(key, config.max_num_seqs, config.page_size, config.max_stop_ids, 2)
     segments = layout.split(np.frombuffer(executor.uploads[number], np.int32))["segments"]
     return [
         (int(row[SEGMENT_START]), int(row[SEGMENT_LENGTH]))

@@ -109,7 +109,7 @@ def test_a_key_that_was_not_compiled_is_an_error(tiny_engine: Engine):
     missing = StepKey(rows=3, chunk=16)
     assert missing not in StepShapes.from_config(TINY_ENGINE).all_keys()
     layout = UploadLayout(
-        missing, TINY_ENGINE.max_num_seqs, TINY_ENGINE.page_size, TINY_ENGINE.max_stop_ids
+        missing, TINY_ENGINE.max_num_seqs, TINY_ENGINE.page_size, TINY_ENGINE.max_stop_ids, 1
     )
     num_compiled = compile_events()
     with pytest.raises(KeyError, match="StepKey\\(rows=3, chunk=16\\) is not among the compiled"):

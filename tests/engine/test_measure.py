@@ -157,7 +157,7 @@ class SimulatedDevice(DeviceExecutor):
 
 
 def layouts_of(config: EngineConfig) -> list[UploadLayout]:
-    return packing.upload_layouts(config)
+    return packing.upload_layouts(config, 40)
 
 
 def measured(device: SimulatedDevice, config: EngineConfig, **sizes: int) -> StepCosts:
@@ -283,7 +283,8 @@ def test_a_built_engine_knows_its_costs_and_has_empty_slots(tiny_model: Model):
     assert 0 < min(costs.base_s.values()) <= max(costs.base_s.values()) < 10
     assert costs.import_s + costs.import_page_s > 0
     executor: Any = built.engine._executor
-    *kv, rows, _ = [np.asarray(leaf) for leaf in executor._state]
+    leaves = [np.asarray(leaf) for leaf in executor._state]
+    kv, rows = leaves[: executor._num_kv_leaves], leaves[executor._num_kv_leaves]
     assert not rows[:, packing.ACTIVE].any()
     assert not executor._on_host
     for leaf in kv:

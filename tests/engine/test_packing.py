@@ -7,6 +7,7 @@ import pytest
 
 from octavo.engine import packing
 from octavo.engine.packing import UploadLayout, pack, unpack
+from octavo.engine.sampling_checks import MAX_TOP_LOGPROBS
 from octavo.engine.schedule import PageEntry, PrefillChunk, RequestState, Schedule
 from octavo.engine.step_shapes import StepKey
 
@@ -16,7 +17,9 @@ NOTHING = Schedule(decodes=(), chunks=(), page_entries=())
 
 
 def layout(rows: int = 4, chunk: int = 16, page_size: int = 4) -> UploadLayout:
-    return UploadLayout(StepKey(rows, chunk), num_slots=10, page_size=page_size, max_stop_ids=3)
+    return UploadLayout(
+        StepKey(rows, chunk), num_slots=10, page_size=page_size, max_stop_ids=3, mask_words=2
+    )
 
 
 def state(
@@ -170,7 +173,8 @@ def test_every_upload_is_an_array_of_its_own():
 
 def test_a_result_comes_apart_into_samples_and_scores():
     key = StepKey(2, 3)
-    result = np.zeros(key.samples * packing.SAMPLE_COLUMNS + key.chunk, np.int32)
+    num_samples = key.samples * packing.SAMPLE_COLUMNS
+    result = np.zeros(num_samples + key.chunk * packing.SCORE_COLUMNS, np.int32)
     samples = [
         (5, packing.VALID, -0.25),
         (0, 0, 0.0),
@@ -181,15 +185,27 @@ def test_a_result_comes_apart_into_samples_and_scores():
     for index, (token_id, status, logprob) in enumerate(samples):
         at = index * packing.SAMPLE_COLUMNS
         result[at : at + 3] = (token_id, status, packing.float_bits(logprob))
+    parts = result[:num_samples].reshape(-1, packing.SAMPLE_COLUMNS)
+    top_logprobs = np.array([-0.5, -1.5, -2.5], np.float32)
+    parts[2, packing.SAMPLE_TOP :][:3] = 11, 12, 13
+    parts[2, packing.SAMPLE_TOP + MAX_TOP_LOGPROBS :][:3] = top_logprobs.view(np.int32)
     scores = np.array([-1.5, 0.0, -2.25], np.float32)
-    result[len(samples) * packing.SAMPLE_COLUMNS :] = scores.view(np.int32)
+    rows = result[num_samples:].reshape(-1, packing.SCORE_COLUMNS)
+    rows[:, packing.SCORE_LOGPROB] = scores.view(np.int32)
+    rows[1:, packing.SCORE_TOP] = 21, 22
+    rows[1:, packing.SCORE_TOP + MAX_TOP_LOGPROBS] = top_logprobs[:2].view(np.int32)
     found = unpack(key, result)
     assert found.token_ids == [token_id for token_id, _, _ in samples]
     assert found.statuses == [status for _, status, _ in samples]
-    np.testing.assert_array_equal(
-        found.logprobs, np.array([logprob for _, _, logprob in samples], np.float32)
-    )
-    np.testing.assert_array_equal(found.chunk_logprobs, scores)
+    assert [found.logprob(row) for row in range(5)] == [
+        float(np.float32(logprob)) for _, _, logprob in samples
+    ]
+    assert found.top(2, 2) == ((11, 12), (-0.5, -1.5))
+    assert found.top(1, 0) == ((), ())
+    assert found.chunk_logprobs(0, 3) == (-1.5, 0.0, -2.25)
+    assert found.chunk_logprobs(2, 2) == ()
+    assert found.chunk_top(1, 3, 1) == ((21, 22), (-0.5, -1.5))
+    assert found.chunk_top(0, 3, 0) == ((), ())
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0, 1e-45, -3.4e38, float("inf")])

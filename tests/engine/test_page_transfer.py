@@ -22,6 +22,7 @@ from octavo.engine.device_state import DeviceState, empty_slots
 from octavo.engine.engine import Engine
 from octavo.engine.executables import compile_table, trace_export, trace_import
 from octavo.engine.executor import DeviceExecutor
+from octavo.engine.logit_rules import empty_tables
 from octavo.engine.measure import NOTHING
 from octavo.engine.packing import UploadLayout
 from octavo.engine.page_transfer import (
@@ -33,8 +34,10 @@ from octavo.engine.page_transfer import (
 )
 from octavo.engine.placement import make_mesh, replicated
 from octavo.engine.step_shapes import StepKey
+from octavo.engine.token_masks import num_words
 from octavo.models.decoder import Decoder, declared_parameters, decoder_from_parameters
 from octavo.pallas_kernels.paged_attention import KVLayer
+from tests.models.tiny_checkpoints import VOCAB_SIZE
 
 from .conftest import TINY_ENGINE, Model, on_one_device
 
@@ -77,13 +80,14 @@ def pool(rng: np.random.Generator, dtype: DType) -> list[KVLayer]:
 def transfers_of(decoder: Decoder, kv: list[KVLayer]) -> DeviceExecutor:
     """An executor of two executables, over pages that no step touches."""
     slots = jax.device_put(empty_slots(2, 3, 1), EVERYWHERE)
-    state = DeviceState(kv, slots)
+    tables = jax.device_put(empty_tables(2, 40, 1), EVERYWHERE)
+    state = DeviceState(kv, slots, tables)
 
     def ignore(done: int, total: int) -> None:
         assert total == len(TransferKey)
 
     table = compile_table([], decoder, state, EVERYWHERE, ignore, with_transfers=True)
-    return DeviceExecutor(table, decoder, state, EVERYWHERE)
+    return DeviceExecutor(table, decoder, state, EVERYWHERE, [])
 
 
 def pages_of(executor: DeviceExecutor) -> list[np.ndarray]:
@@ -247,6 +251,7 @@ LAYOUT = UploadLayout(
     TINY_ENGINE.max_num_seqs,
     TINY_ENGINE.page_size,
     TINY_ENGINE.max_stop_ids,
+    num_words(VOCAB_SIZE),
 )
 
 

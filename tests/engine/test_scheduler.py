@@ -114,7 +114,7 @@ class Driver:
         assert len(schedule.decodes) + num_chunk_tokens <= self.config.token_budget
         assert num_chunk_tokens <= self.config.prefill_chunk_tokens
         key = StepShapes.from_config(self.config).key_for(len(schedule.decodes), num_chunk_tokens)
-        layout = UploadLayout(key, self.config.max_num_seqs, self.config.page_size, 1)
+        layout = UploadLayout(key, self.config.max_num_seqs, self.config.page_size, 1, 2)
         assert len(schedule.chunks) <= key.segments
         assert len(schedule.page_entries) <= layout.parts["page_entries"][0]
         states = [*schedule.decodes, *(chunk.state for chunk in schedule.chunks)]

@@ -104,8 +104,10 @@ class _Sabotaged:
         self._at_dispatch = at_dispatch
         self._at_fetch = at_fetch
 
-    def dispatch(self, key: StepKey, packed: np.ndarray) -> Any:
-        result = self._executor.dispatch(key, packed)
+    def dispatch(
+        self, key: StepKey, packed: np.ndarray, mask_rows: np.ndarray | None = None
+    ) -> Any:
+        result = self._executor.dispatch(key, packed, mask_rows)
         self._at_dispatch(result, packed)
         return result
 

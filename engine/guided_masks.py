@@ -1,0 +1,144 @@
+"""GuidedMasks: which ids may come next in guided outputs, worked out beside the loop. No JAX.
+
+A guide must see a token before it can say what may follow, and that takes time that depends on the
+guide. So it happens on a thread of its own while the device runs other rows; a guided request sits
+out steps until its mask is there.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from .sampling_params import Guide
+from .schedule import RequestState
+from .token_masks import Mask, without_ids
+
+
+class GuideError(Exception):
+    """A guide cannot be followed further; the message says why."""
+
+
+@runtime_checkable
+class GuideState(Protocol):
+    """How far one guided output is."""
+
+    def mask(self) -> Mask:
+        """Ids that may come next; the model's end-of-sequence ids where it may end.
+
+        Raises:
+          GuideError: The guide cannot be followed further.
+        """
+
+    def take(self, token_id: int) -> None:
+        """The output goes on with this id; raises GuideError if it must not."""
+
+
+@runtime_checkable
+class GuideCompiler(Protocol):
+    """Makes guides of their descriptions."""
+
+    def start(self, guide: Guide) -> GuideState:
+        """The state of an output that has no token yet; raises ValueError for a bad guide."""
+
+
+class GuidedMask(NamedTuple):
+    """What became known of a request.
+
+    Attributes:
+      state: Whose.
+      mask: Ids that may come next. None: its guide has failed.
+      error: Why.
+    """
+
+    state: RequestState
+    mask: Mask | None
+    error: str | None = None
+
+
+class GuidedMasks:
+    """The guides of live requests. Called by the engine's thread alone."""
+
+    def __init__(self, compiler: GuideCompiler | None) -> None:
+        """Starts idle; without a compiler nobody may ask for a guide."""
+        self._compiler = compiler
+        self._thread: ThreadPoolExecutor | None = None
+        self._guides: dict[RequestState, Future[GuideState]] = {}
+        self._pending: dict[RequestState, Future[Mask]] = {}
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a mask is being worked out."""
+        return bool(self._pending)
+
+    def begin(self, state: RequestState) -> None:
+        """Begins with the mask of its first token."""
+        compiler, guide = self._compiler, state.request.sampling.guide
+        assert compiler is not None, "admission lets no guide pass where there is no compiler"
+        assert guide is not None
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="guides")
+        guides = self._guides[state] = self._thread.submit(compiler.start, guide)
+        self._pending[state] = self._thread.submit(_next_mask, guides, state, None, 0)
+
+    def take(self, state: RequestState, token_id: int) -> None:
+        """A token came and the output goes on: begins with the mask of the next."""
+        assert self._thread is not None
+        self._pending[state] = self._thread.submit(
+            _next_mask, self._guides[state], state, token_id, len(state.output_token_ids)
+        )
+
+    def forget(self, state: RequestState) -> None:
+        """It has ended."""
+        self._guides.pop(state, None)
+        self._pending.pop(state, None)
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when all that is being worked out is, or time is up."""
+        wait(self._pending.values(), timeout_s)
+
+    def done(self) -> Iterable[GuidedMask]:
+        """What has become known since the last call."""
+        for state in [each for each, future in self._pending.items() if future.done()]:
+            future = self._pending.pop(state)
+            try:
+                mask = future.result()
+            except (GuideError, ValueError) as error:
+                yield GuidedMask(state, None, str(error))
+            else:
+                yield GuidedMask(state, mask)
+
+    def close(self) -> None:
+        """Ends the thread; what it is at may still run."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _next_mask(
+    guides: Future[GuideState], state: RequestState, token_id: int | None, num_tokens: int
+) -> Mask:
+    """The mask after a token, less what the request rules out itself.
+
+    Args:
+      guides: Its guide, which was made before on the same thread.
+      state: Whose.
+      token_id: The last token; None: there is none yet.
+      num_tokens: Tokens that the output has.
+
+    Raises:
+      GuideError: The guide cannot be followed further, or the request leaves none of its ids.
+    """
+    guide, sampling = guides.result(), state.request.sampling
+    if token_id is not None:
+        guide.take(token_id)
+    mask = guide.mask()
+    if state.ids_mask is not None:
+        mask = np.bitwise_and(mask, state.ids_mask)
+    if num_tokens < sampling.min_tokens:
+        # An end that is the only way on comes all the same.
+        longer = without_ids(mask, state.stop_ids)
+        mask = longer if longer.any() else mask
+    if not mask.any():
+        raise GuideError("the guide and the ids that may come have none in common")
+    return mask
