@@ -181,14 +181,15 @@ class Engine:
         choices = self._choices.get(request_id, {})
         found = [each for each in choices.values() if choice in (None, each.choice)]
         for state in found:
-            self._end_between_steps(state, reason)
+            if state.choice in choices:  # a choice 0 may take others with it
+                self._end_between_steps(state, reason)
         return bool(found)
 
     def end_all(self, error: str) -> None:
         """Ends every live request with an error; the next `step` hands their last outputs out."""
-        for request_id in list(self._choices):
-            for state in list(self._choices[request_id].values()):
-                self._end_between_steps(state, FinishReason.ERROR, error=error)
+        while self._choices:
+            choices = next(iter(self._choices.values()))
+            self._end_between_steps(next(iter(choices.values())), FinishReason.ERROR, error=error)
 
     def _queue(self, state: RequestState) -> None:
         self._scheduler.add(state)

@@ -5,20 +5,25 @@ What FakeExecutor cannot see, because equal tokens are equal whoever sent them, 
 hit needs an earlier request of the same tenant and salt that begins alike.
 """
 
+from dataclasses import replace
 from typing import override
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from octavo.configs.scheduling_config import PolicyName
+from octavo.engine.admission import choice_id, split_choice_id
 from octavo.engine.engine import Engine
 from octavo.engine.request import FinishReason, Request
+from octavo.engine.sampling_params import Guide, GuideKind
 from octavo.engine.schedule import TransferKind
 
 from .fakes import (
+    EOS,
     Answer,
     Clock,
     FakeExecutor,
+    FakeGuides,
     add_request,
     collect,
     limits_for,
@@ -28,7 +33,23 @@ from .fakes import (
     small_config,
     step,
 )
-from .state_machine import HISTORIES, CountedMachine, few_hit_entries
+from .state_machine import HISTORIES, CountedMachine, few_entries
+
+# What requests ask of their outputs besides: rules, several choices, guides, reports.
+OPTIONS: list[dict[str, object]] = [
+    *[{}] * 6,
+    {"repetition_penalty": 1.5},
+    {"frequency_penalty": 1.0, "logit_bias": ((3, 1.5), (9, -2.0), (30, 0.5))},
+    {"presence_penalty": 0.5, "min_tokens": 2, "n": 2},
+    {"allowed_token_ids": (1, 2, 3, EOS), "min_tokens": 1},
+    {"banned_token_ids": (5, EOS)},
+    {"logprobs": True, "top_logprobs": 2},
+    {"n": 3},
+    {"n": 2, "repetition_penalty": 2.0, "logprobs": True, "top_logprobs": 1},
+    {"guide": Guide(kind=GuideKind.REGEX, text="1")},
+    {"guide": Guide(kind=GuideKind.REGEX, text="2"), "n": 2, "frequency_penalty": 0.5},
+    {"guide": Guide(kind=GuideKind.REGEX, text="3"), "min_tokens": 3, "banned_token_ids": (1, 2)},
+]
 
 MAX_STEPS = 5_000  # to end what is live when a run ends; far more than any order needs
 
@@ -45,6 +66,7 @@ class EngineMachine(CountedMachine):
         max_host_pages=st.sampled_from([0, 1, 6]),
         is_import_dear=st.booleans(),
         hit_entries=st.sampled_from([128, 128, 1, 3]),
+        rule_entries=st.sampled_from([256, 1, 3]),
         max_tenant_running=st.sampled_from([None, 1, 2]),
         inter_token_target_ms=st.sampled_from([None, 1.05]),
         prefix_cache=st.sampled_from([True, True, True, True, False]),
@@ -59,11 +81,12 @@ class EngineMachine(CountedMachine):
         max_host_pages: int,
         is_import_dear: bool,
         hit_entries: int,
+        rule_entries: int,
         max_tenant_running: int | None,
         inter_token_target_ms: float | None,
         prefix_cache: bool,
     ) -> None:
-        self.patch = few_hit_entries(hit_entries)
+        self.patch = few_entries(hits=hit_entries, rules=rule_entries)
         self.patch.start()
         config = small_config(
             policy=policy,
@@ -86,12 +109,14 @@ class EngineMachine(CountedMachine):
             self.clock,
             planned_costs(config, import_s=1e9 if is_import_dear else 0.0),
             max_host_pages=max_host_pages,
+            guides=FakeGuides(),
         )
         self.config = config
         self.answers: dict[str, Answer] = {}
         self.wanted: dict[str, Request] = {}
         self.expected: dict[str, Answer] = {}
         self.live: list[str] = []
+        self.order: list[str] = []
 
     @rule(
         history=st.sampled_from(HISTORIES),
@@ -101,6 +126,7 @@ class EngineMachine(CountedMachine):
         salt=st.sampled_from(["", "", "", "s"]),
         priority=st.integers(0, 2),
         flags=st.integers(0, 31),
+        options=st.sampled_from(OPTIONS),
         patience=st.sampled_from([None, None, None, 2, 6]),
     )
     def add(
@@ -112,6 +138,7 @@ class EngineMachine(CountedMachine):
         salt: str,
         priority: int,
         flags: int,
+        options: dict[str, object],
         patience: int | None,
     ) -> None:
         self._add(
@@ -121,6 +148,7 @@ class EngineMachine(CountedMachine):
             salt,
             priority=priority,
             flags=flags,
+            options=options,
             wait=patience,
         )
 
@@ -132,7 +160,16 @@ class EngineMachine(CountedMachine):
         one = self.wanted[name]
         answered = self.expected[name].token_ids if name not in self.live else []
         prompt = (*one.prompt_token_ids, *answered, *HISTORIES[2][:tail])
-        self._add(prompt, max_tokens, one.tenant, one.cache_salt, priority=1, flags=0, wait=None)
+        self._add(
+            prompt,
+            max_tokens,
+            one.tenant,
+            one.cache_salt,
+            priority=1,
+            flags=0,
+            options={},
+            wait=None,
+        )
 
     def _add(
         self,
@@ -143,32 +180,43 @@ class EngineMachine(CountedMachine):
         *,
         priority: int,
         flags: int,
+        options: dict[str, object],
         wait: int | None,
     ) -> None:
         self.count("add")
         prompt = prompt[: self.limits.max_model_len - 1]
         now_s = self.clock.now_s
+        max_tokens = min(max_tokens, self.limits.max_model_len - len(prompt))
+        sampling = {
+            "temperature": float(flags & 1),
+            "seed": flags % 3,
+            "ignore_eos": bool(flags & 2) and "guide" not in options,
+            "logprobs": bool(flags & 4),
+            "prompt_logprobs": flags & 24 == 24,
+            "prompt_top_logprobs": 1 if flags & 28 == 28 else 0,
+        } | options
+        if "min_tokens" in options:
+            sampling["min_tokens"] = min(max_tokens, 3)
         one = request(
-            f"r{len(self.wanted)}",
+            f"r{len(self.order)}",
             prompt,
-            max_tokens=min(max_tokens, self.limits.max_model_len - len(prompt)),
+            max_tokens=max_tokens,
             arrival_s=now_s,
             tenant=tenant,
             cache_salt=salt,
             priority=priority,
-            temperature=float(flags & 1),
-            seed=flags % 3,
-            ignore_eos=bool(flags & 2),
-            logprobs=bool(flags & 4),
-            prompt_logprobs=flags & 24 == 24,
+            **sampling,
             reads_prefix_cache=flags != 8,
             deadline_s=None if wait is None or flags & 1 else now_s + wait,
             queue_ttl_s=None if wait is None or not flags & 1 else float(wait),
             ttft_target_s=None if wait is None else float(wait),
         )
-        self.wanted[one.request_id] = one
-        self.expected[one.request_id] = run_alone(one, self.config, self.limits)
-        self.live.append(one.request_id)
+        self.order.append(one.request_id)
+        for choice in range(one.sampling.n):
+            name = choice_id(one.request_id, choice)
+            self.wanted[name] = one
+            self.expected[name] = run_alone(one, self.config, self.limits, choice)
+            self.live.append(name)
         add_request(self.engine, one)
         self.engine.check()
 
@@ -192,7 +240,8 @@ class EngineMachine(CountedMachine):
     @rule(which=st.integers(0, 20))
     def abort(self, which: int) -> None:
         self.count("abort")
-        self.engine.abort(self.live[which % len(self.live)])
+        request_id, choice = split_choice_id(self.live[which % len(self.live)])
+        self.engine.abort(request_id, choice=choice if which % 2 else None)
         self.engine.check()
 
     @override
@@ -244,19 +293,21 @@ class EngineMachine(CountedMachine):
             assert answer.token_ids == expected.token_ids[:length]
             assert answer.logprobs == expected.logprobs[:length]
             assert answer.prompt_logprobs == expected.prompt_logprobs[:scored]
+            assert answer.top == expected.top[: len(answer.top)]
         else:
-            assert answer == expected
+            assert (answer.error is None) == (expected.finish_reason is not FinishReason.ERROR)
+            assert replace(answer, error=None) == expected
         cached = answer.num_cached_tokens
         if not cached:
             return
         assert cached < len(one.prompt_token_ids)
         assert cached % self.config.page_size == 0
-        assert one.reads_prefix_cache
-        assert not one.sampling.prompt_logprobs
+        is_fork = split_choice_id(name)[1] > 0
+        assert is_fork or (one.reads_prefix_cache and not one.sampling.prompt_logprobs)
         sources = (
-            (*other.prompt_token_ids, *self.expected[other.request_id].token_ids)
-            for other in self.wanted.values()
-            if other is not one and (other.tenant, other.cache_salt) == (one.tenant, one.cache_salt)
+            (*other.prompt_token_ids, *self.expected[its_name].token_ids)
+            for its_name, other in self.wanted.items()
+            if its_name != name and (other.tenant, other.cache_salt) == (one.tenant, one.cache_salt)
         )
         prefix = one.prompt_token_ids[:cached]
         assert any(source[:cached] == prefix for source in sources), "a hit that nobody wrote"

@@ -19,13 +19,14 @@ from octavo.engine import packing
 from octavo.engine.admission import EngineLimits, admit, choice_id
 from octavo.engine.engine import Engine
 from octavo.engine.event_log import Recorder
+from octavo.engine.guided_masks import GuideError
 from octavo.engine.packing import UploadLayout
 from octavo.engine.request import FinishReason, Request, RequestOutput
 from octavo.engine.sampling_checks import MAX_TOP_LOGPROBS
-from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.sampling_params import Guide, SamplingParams
 from octavo.engine.step_costs import StepCosts
 from octavo.engine.step_shapes import StepKey, StepShapes
-from octavo.engine.token_masks import num_words
+from octavo.engine.token_masks import Mask, num_words, with_ids
 
 VOCAB_SIZE = 40
 EOS = 7
@@ -77,6 +78,37 @@ def top_of(history: Sequence[int], count: int) -> tuple[list[int], list[float]]:
 def logprob_of(history: Sequence[int], token: int) -> float:
     """Exact in float32, and different for every history."""
     return -float(_hash(*history, token) % 4096) / 64
+
+
+class FakeGuides:
+    """A guide is a number; after so many ids it lets only some come, EOS among them at times."""
+
+    def start(self, guide: Guide) -> "FakeGuideState":
+        return FakeGuideState(int(guide.text))
+
+
+class FakeGuideState:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.taken: list[int] = []
+
+    def mask(self) -> Mask:
+        return mask_of(guided_ids(self.number, self.taken))
+
+    def take(self, token_id: int) -> None:
+        if token_id not in guided_ids(self.number, self.taken):
+            raise GuideError(f"id {token_id} breaks guide {self.number}")
+        self.taken.append(token_id)
+
+
+def guided_ids(number: int, taken: Sequence[int]) -> list[int]:
+    """Which ids a fake guide lets come next."""
+    ids = [each for each in range(VOCAB_SIZE) if _hash(number, *taken, each) % 4 == 0]
+    return ids or [EOS]
+
+
+def mask_of(token_ids: Sequence[int]) -> Mask:
+    return with_ids(np.zeros(num_words(VOCAB_SIZE), np.int32), token_ids)
 
 
 class FakeExecutor:
@@ -396,6 +428,7 @@ def fake_engine(
         clock or Clock(),
         planned_costs(config),
         max_host_pages=max_host_pages,
+        guides=FakeGuides(),
         recorder=recorder,
     )
     return engine, executor
@@ -471,7 +504,11 @@ def finish(engine: Engine, answers: dict[str, Answer] | None = None) -> dict[str
 
 
 def step(engine: Engine, answers: dict[str, Answer]) -> None:
-    """One step, with the invariants checked after it; raises what broke the engine."""
+    """One step, with the invariants checked after it; raises what broke the engine.
+
+    Masks are there when it begins, so that a run is the same each time.
+    """
+    engine._guides.wait(10.0)
     collect(engine.step(), answers)
     engine.check()
     if engine.failure is not None:
@@ -504,11 +541,16 @@ def run_alone(
     ]
     while answer.finish_reason is None:
         is_early = len(answer.token_ids) < sampling.min_tokens
-        rules = Rules(
-            counts,
-            sampling.logit_bias,
-            tuple(each for each in may_come if not (is_early and each in state.stop_ids)),
-        )
+        now = set(may_come)
+        if sampling.guide is not None:
+            now &= set(guided_ids(int(sampling.guide.text), answer.token_ids))
+        later = now - set(state.stop_ids)
+        if is_early and (later or sampling.guide is None):
+            now = later
+        if not now:
+            answer.finish_reason = FinishReason.ERROR
+            break
+        rules = Rules(counts, sampling.logit_bias, tuple(sorted(now)))
         token = next_token(history, seed, choice, rules)
         if sampling.has_penalties:
             counts[token] = counts.get(token, 0) + 2

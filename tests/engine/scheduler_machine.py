@@ -14,7 +14,7 @@ from octavo.configs.scheduling_config import PolicyName
 from octavo.engine.schedule import RequestState, Schedule
 
 from .fakes import planned_costs, request, small_config
-from .state_machine import HISTORIES, CountedMachine, few_hit_entries
+from .state_machine import HISTORIES, CountedMachine, few_entries
 from .test_scheduler import Driver
 
 MAX_STEPS = 5_000  # to end what is live when a run ends
@@ -53,7 +53,7 @@ class SchedulerMachine(CountedMachine):
         slowness: int,
     ) -> None:
         """`slowness`: a step takes as long as there is between two, so deadlines are missed."""
-        self.patch = few_hit_entries(hit_entries)
+        self.patch = few_entries(hits=hit_entries)
         self.patch.start()
         config = small_config(
             policy=policy,

@@ -51,9 +51,13 @@ def run_machine(
     return Counter(machine.operations)
 
 
-def few_hit_entries(count: int):
-    """A patch that lets a step take up so few pages of a cached prefix; start and stop it."""
-    return patch.object(scheduler, "_Step", partial(scheduler._Step, hit_entries=count))
+def few_entries(*, hits: int, rules: int = 256):
+    """A patch that lets a step take up so few pages of a cached prefix, and ids of a history.
+
+    Start and stop it.
+    """
+    step = partial(scheduler._Step, hit_entries=hits, num_rule_entries=rules)
+    return patch.object(scheduler, "_Step", step)
 
 
 def main() -> None:
