@@ -416,7 +416,8 @@ class Engine:
         """
         status, token_id = result.statuses[row], result.token_ids[row]
         if not status & packing.VALID:
-            self._end(state, FinishReason.ERROR, read_s, error=_why_broken(state, status))
+            is_broken, why = bool(status & packing.BROKEN), _why_broken(state, status)
+            self._end(state, FinishReason.ERROR, read_s, error=why, is_broken=is_broken)
             return
         if chunk is None:
             self._scheduler.take_token(state, token_id)
@@ -476,6 +477,7 @@ class Engine:
         *,
         stop_token_id: int | None = None,
         error: str | None = None,
+        is_broken: bool = False,
     ) -> None:
         """Frees what a request holds and makes `output`, or an empty one, its last."""
         choices = self._choices[state.reply_to]
@@ -488,7 +490,7 @@ class Engine:
         if state in forks:  # nothing was begun for it
             forks.remove(state)
         else:
-            self._scheduler.remove(state, now_s)
+            self._scheduler.remove(state, now_s, is_broken=is_broken)
         self._finished_total[reason] += 1
         self._outputs.append(
             (output or _empty_output(state))._replace(

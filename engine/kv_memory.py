@@ -212,6 +212,21 @@ class KVMemory:
         state.page_ids.clear()
         state.held.clear()
 
+    def forget(self, nodes: Sequence[CachedPage], now_s: float) -> None:
+        """Takes a request's nodes, from the root on, out of the cache as far as nobody needs them.
+
+        After it was released, for one whose KV is not to be trusted: whoever sends the same prompt
+        again shall not get the same fault.
+        """
+        for node in reversed(nodes):
+            if node.holders or node.children or node.page is None:
+                break
+            self._record_eviction(EvictionReason.BROKEN, now_s - node.used_s, now_s)
+            page = self.cache.evict(node, EvictionReason.BROKEN)
+            assert page is not None
+            self.pool.free([page])
+        self._drop_copies()
+
     def _extend(self, state: RequestState, num_tokens: int) -> TokenChain | None:
         """The chain of a request, which reaches that far; None if it is not to be cached."""
         chain = state.chain

@@ -137,8 +137,12 @@ class Places:
         reads_cache = self._config.scheduling.prefix_cache and request.reads_prefix_cache
         return 0 if reads_cache or request.sampling.n == 1 else leader.ordinal + 1
 
-    def remove(self, state: RequestState, now_s: float) -> None:
-        """Ends a live request: it gives back all it holds, steps in flight or not."""
+    def remove(self, state: RequestState, now_s: float, *, is_broken: bool = False) -> None:
+        """Ends a live request: it gives back all it holds, steps in flight or not.
+
+        What it published is forgotten if it `is_broken`: its logits were not finite.
+        """
+        held = list(state.held) if is_broken else []
         del self._live[state.request.request_id]
         state.generation += 1
         self._deadlines.forget()
@@ -151,6 +155,7 @@ class Places:
             self._leaving.remove(state)
         else:
             self.waiting.remove(state)
+        self.memory.forget(held, now_s)
         self.waiting.depart(state)
 
     def expired(self, now_s: float) -> list[RequestState]:

@@ -23,6 +23,7 @@ class EvictionReason(enum.Enum):
 
     CAPACITY = "capacity"  # its device page was needed, and there is no host tier
     HOST_CAPACITY = "host_capacity"  # host memory was needed for one used more recently
+    BROKEN = "broken"  # logits that came of it were not finite
 
 
 class MissReason(enum.Enum):

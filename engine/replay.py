@@ -158,7 +158,8 @@ class _Player:
             token_id, status = row
             is_sample = chunk is None or chunk.is_last
             if is_sample and not status & packing.VALID:
-                self._end(state, FinishReason.ERROR, at_s)
+                is_broken = bool(status & packing.BROKEN)
+                self._end(state, FinishReason.ERROR, at_s, is_broken=is_broken)
                 continue
             if chunk is None:
                 self.scheduler.take_token(state, token_id)
@@ -171,8 +172,10 @@ class _Player:
             elif is_sample and status & packing.EXHAUSTED:
                 self._end(state, FinishReason.LENGTH, at_s)
 
-    def _end(self, state: RequestState, reason: FinishReason, at_s: float) -> None:
-        self.scheduler.remove(state, at_s)
+    def _end(
+        self, state: RequestState, reason: FinishReason, at_s: float, *, is_broken: bool = False
+    ) -> None:
+        self.scheduler.remove(state, at_s, is_broken=is_broken)
         num_tokens = len(state.output_token_ids)
         self._tell(state, "ended", at_s, reason=reason.value, output_tokens=num_tokens)
 
