@@ -25,17 +25,18 @@ from ..configs.presets import DEFAULT_PRESET
 from ..configs.scheduling_config import PolicyName, SchedulingConfig
 from ..engine.admission import EngineLimits, admit
 from ..engine.engine import Engine
-from ..engine.request import Place, Request, RequestOutput
+from ..engine.request import Request, RequestOutput
 from ..engine.sampling_params import SamplingParams
 from ..engine.step_costs import StepCosts
 from ..engine.step_shapes import StepShapes
 from ..models.fetch import default_cache_dir, fetch
 from ..models.tokenizer import load_tokenizer
 from ..server import octavo_pb2 as pb
+from ..server.choice_output import ChoiceOutput
 from ..server.command_line import Command, UsageError
 from ..server.model_codec import ModelCodec
 from ..server.reply import Reply
-from ..server.streams import RequestStream
+from ..server.request_stream import RequestStream
 from .entry_point import main
 from .null_device import NullExecutor
 from .table import format_table
@@ -156,14 +157,12 @@ async def front_end_us_per_token(num_tokens: int, clock: Callable[[], float]) ->
     ids = codec.encode(text, add_special_tokens=False, parse_special_tokens=False)
     stream = RequestStream()
     context = _NullContext()
-    reply = Reply(
-        context,
-        stream,
-        codec.stream_decoder((), skip_special_tokens=True),
-        request_id="request",
-        num_prompt_tokens=1,
-        place=Place(num_queued=0, predicted_wait_s=0.0),
+    stream.begin(
+        1,
+        lambda choice: ChoiceOutput(choice, codec.stream_decoder((), skip_special_tokens=True)),
+        lambda reason, choice: None,
     )
+    reply = Reply(context, stream, pb.Accepted(request_id="request", prompt_tokens=1))
     sending = asyncio.create_task(reply.send())
     await asyncio.sleep(0)
     began_s = clock()

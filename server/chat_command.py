@@ -98,7 +98,7 @@ def _answer(
         print(text, end="", flush=True)
 
     try:
-        reason = generate(channel, request, show).finish_reason
+        reason = generate(channel, request, show).choices[0].finish_reason
         if reason == "length":
             print(" [cut at --max_tokens or the context limit]", end="")
         elif reason != "stop":

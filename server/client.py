@@ -31,28 +31,53 @@ class GenerationFailed(Exception):
     """The server accepted the request and could not finish it."""
 
 
+TopLogprobs = list[tuple[int, float]]
+"""The most likely ids at one place with their log-probabilities, the most likely first."""
+
+
+@dataclass(kw_only=True)
+class Choice:
+    """One output, so far or in all.
+
+    Attributes:
+      token_ids: Output ids.
+      text: Their text.
+      logprobs: Of token_ids, if asked for.
+      top_logprobs: One for each of token_ids, if asked for.
+      finish_reason: stop, length, cancelled or deadline; None while it is not complete.
+      stop_token_id: The id that ended it, for stop.
+      stop: The stop string that ended it, for stop.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    stop: str | None = None
+
+
 @dataclass(kw_only=True)
 class Answer:
     """What came back, so far or in all.
 
     Attributes:
-      request_id: What the server calls the request.
-      token_ids: Output ids.
-      text: Their text.
-      logprobs: Of token_ids, if asked for.
+      accepted: What the server said first: what it calls the request, and how long the prompt is.
+      choices: The outputs, as many as were asked for.
+      prompt_token_ids: Of the prompt, if it was asked back.
+      prompt_text: Their text, likewise.
       prompt_logprobs: Of the prompt's tokens but the first, if asked for.
-      finish_reason: stop, length, cancelled or deadline; None while it is not complete.
-      stop_token_id: The id that ended it, for stop.
+      prompt_top_logprobs: One for each of prompt_logprobs, if asked for.
       completed: Usage and timings; None while it is not complete.
     """
 
-    request_id: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[float] = field(default_factory=list)
+    accepted: pb.Accepted = field(default_factory=pb.Accepted)
+    choices: list[Choice]
+    prompt_token_ids: list[int] = field(default_factory=list)
+    prompt_text: str = ""
     prompt_logprobs: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_token_id: int | None = None
+    prompt_top_logprobs: list[TopLogprobs] = field(default_factory=list)
     completed: pb.Completed | None = None
 
 
@@ -69,7 +94,8 @@ def generate(
     Args:
       channel: To a server.
       request: What to ask.
-      on_text: Gets each piece of text as it comes.
+      on_text: Gets each piece of text as it comes: of the prompt, if that is asked back, and of all
+        choices as they take turns.
 
     Raises:
       grpc.RpcError: The server refused the request, or the connection broke.
@@ -77,9 +103,12 @@ def generate(
       KeyboardInterrupt: The user interrupted; the request is cancelled.
     """
     call = octavo_pb2_grpc.InferenceStub(channel).Generate(request)
-    answer = Answer()
+    answer = Answer(choices=[])
     try:
         for event in call:
+            if not answer.choices:  # now that the server has accepted that there are so many
+                num_choices = request.sampling.n if request.sampling.HasField("n") else 1
+                answer.choices += [Choice() for _ in range(num_choices)]
             _take(event, answer, on_text)
     finally:
         call.cancel()  # without effect on a call that has ended
@@ -106,22 +135,40 @@ def retry_after_s(error: grpc.Call | grpc.aio.AioRpcError) -> float | None:
 def _take(event: pb.GenerateEvent, answer: Answer, on_text: Callable[[str], None]) -> None:
     match event.WhichOneof("event"):
         case "accepted":
-            answer.request_id = event.accepted.request_id
-        case "prompt_logprobs":
-            answer.prompt_logprobs.extend(event.prompt_logprobs.logprobs)
+            answer.accepted = event.accepted
+        case "prompt_delta":
+            _take_prompt(event.prompt_delta, answer, on_text)
         case "token_delta":
-            text = event.token_delta.text.decode()
-            answer.token_ids.extend(event.token_delta.token_ids)
-            answer.logprobs.extend(event.token_delta.logprobs)
-            answer.text += text
+            delta, choice = event.token_delta, answer.choices[event.token_delta.index]
+            text = delta.text.decode()
+            choice.token_ids.extend(delta.token_ids)
+            choice.logprobs.extend(delta.logprobs)
+            choice.top_logprobs.extend(map(_pairs, delta.top_logprobs))
+            choice.text += text
             on_text(text)
         case "finished":
-            answer.finish_reason = _REASONS[event.finished.reason]
-            if event.finished.HasField("stop_token_id"):
-                answer.stop_token_id = event.finished.stop_token_id
+            finished, choice = event.finished, answer.choices[event.finished.index]
+            choice.finish_reason = _REASONS[finished.reason]
+            if finished.HasField("stop_token_id"):
+                choice.stop_token_id = finished.stop_token_id
+            if finished.HasField("stop"):
+                choice.stop = finished.stop
         case "completed":
             answer.completed = event.completed
         case "failed":
             raise GenerationFailed(event.failed.message)
         case _:  # events that a newer server may add
             pass
+
+
+def _take_prompt(delta: pb.PromptDelta, answer: Answer, on_text: Callable[[str], None]) -> None:
+    answer.prompt_token_ids.extend(delta.token_ids)
+    answer.prompt_logprobs.extend(delta.logprobs)
+    answer.prompt_top_logprobs.extend(map(_pairs, delta.top_logprobs))
+    if text := delta.text.decode():
+        answer.prompt_text += text
+        on_text(text)
+
+
+def _pairs(top: pb.TopLogprobs) -> TopLogprobs:
+    return list(zip(top.token_ids, top.logprobs, strict=True))

@@ -1,18 +1,21 @@
-"""Between the wire (octavo_pb2) and the engine's records. Pure; checks nothing but presence.
+"""From the wire (octavo_pb2) to the engine's records, and what it says of itself. Pure.
 
-Bounds are engine.admission's, the same for every front end; `invalid_field` says where on the wire
-the field that it names lies.
+Checks nothing but what the engine never sees: bounds are engine.admission's, the same for every
+front end; `invalid_field` says where on the wire the field that it names lies.
 """
+
+from typing import Any
 
 import grpc
 
 from ..engine.refusals import InvalidRequest, Overloaded
-from ..engine.request import FinishReason, Load, Request, RequestOutput, Timings
+from ..engine.request import Load, Request
 from ..engine.sampling_params import SamplingParams
+from ..models.stop_strings import StopStrings
 from . import octavo_pb2 as pb
+from .guides import engine_guide
 from .served_model import ServedModel
 from .status import Refusal, invalid
-from .streams import Failure, FailureKind
 
 # Seconds in the engine, milliseconds on the wire.
 _TARGETS = {
@@ -21,10 +24,16 @@ _TARGETS = {
     "queue_ttl_s": "queue_ttl_ms",
 }
 
+# Called alike on the wire and in SamplingParams.
+_SAMPLING_SCALARS = (
+    *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "ignore_eos"),
+)
+_RESPONSE_SCALARS = ("logprobs", "prompt_logprobs", "top_logprobs", "prompt_top_logprobs")
+
 _FIELD_PATHS = {
     **{name: f"sampling.{name}" for name in pb.Sampling.DESCRIPTOR.fields_by_name},
-    "logprobs": "response.logprobs",
-    "prompt_logprobs": "response.prompt_logprobs",
+    **{name: f"response.{name}" for name in _RESPONSE_SCALARS},
     "priority": "scheduling.priority",
     "request_class": "scheduling.request_class",
     **{engine_name: f"scheduling.{name}" for engine_name, name in _TARGETS.items()},
@@ -41,36 +50,40 @@ _OVERLOAD_REASONS = {
     "max_tenant_tokens": "TENANT_TOKENS",
 }
 
-_FINISH_REASONS = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
-    FinishReason.DEADLINE: pb.FINISH_REASON_DEADLINE,
-}
-
-_FAILURE_CODES = {
-    FailureKind.INTERNAL: pb.FAILURE_CODE_INTERNAL,
-    FailureKind.SHUTTING_DOWN: pb.FAILURE_CODE_SHUTTING_DOWN,
-}
-
 
 def sampling_params(sampling: pb.Sampling, response: pb.ResponseOptions) -> SamplingParams:
-    """The engine's parameters; what is absent on the wire keeps the engine's default."""
-    defaults = SamplingParams()
+    """The engine's parameters; what is absent on the wire keeps the engine's default.
+
+    Raises:
+      Refusal: The guide is none.
+    """
+    given: dict[str, Any] = {
+        name: getattr(message, name)
+        for message, names in ((sampling, _SAMPLING_SCALARS), (response, _RESPONSE_SCALARS))
+        for name in names
+        if message.HasField(name)
+    }
+    if sampling.HasField("allowed_token_ids"):
+        given["allowed_token_ids"] = tuple(sampling.allowed_token_ids.ids)
+    if sampling.HasField("guide"):
+        given["guide"] = engine_guide(sampling.guide)
     return SamplingParams(
-        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-        temperature=(
-            sampling.temperature if sampling.HasField("temperature") else defaults.temperature
-        ),
-        top_k=sampling.top_k if sampling.HasField("top_k") else defaults.top_k,
-        top_p=sampling.top_p if sampling.HasField("top_p") else defaults.top_p,
-        min_p=sampling.min_p if sampling.HasField("min_p") else defaults.min_p,
-        seed=sampling.seed if sampling.HasField("seed") else None,
         stop_token_ids=tuple(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-        logprobs=response.logprobs,
-        prompt_logprobs=response.prompt_logprobs,
+        banned_token_ids=tuple(sampling.banned_token_ids),
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        **given,
     )
+
+
+def stop_strings(sampling: pb.Sampling) -> StopStrings | None:
+    """What ends the text; None for nothing. Raises Refusal for too many or too long ones."""
+    if not sampling.stop:
+        return None
+    try:
+        return StopStrings(sampling.stop)
+    except ValueError as error:
+        name = str(error).split(" ", 1)[0]
+        raise invalid(f"sampling.{name}", str(error)) from error
 
 
 def engine_request(
@@ -78,6 +91,7 @@ def engine_request(
     *,
     request_id: str,
     prompt_token_ids: tuple[int, ...],
+    sampling: SamplingParams,
     arrival_s: float,
     deadline_s: float | None,
 ) -> Request:
@@ -87,6 +101,7 @@ def engine_request(
       request: As it was sent.
       request_id: Its id, which may be one that the server made up.
       prompt_token_ids: Its input.
+      sampling: What `sampling_params` made of it.
       arrival_s: When it came, on the engine's clock.
       deadline_s: The deadline of its call, on the same clock.
     """
@@ -98,7 +113,7 @@ def engine_request(
     return Request(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
-        sampling=sampling_params(request.sampling, request.response),
+        sampling=sampling,
         arrival_s=arrival_s,
         deadline_s=deadline_s,
         tenant=request.tenant,
@@ -118,7 +133,10 @@ def invalid_field(error: InvalidRequest, request: pb.GenerateRequest) -> Refusal
     if name := _TARGETS.get(error.field):
         sent_ms = getattr(request.scheduling, name)
         message = f"{name} is {sent_ms}; in seconds it must be {error.bound}"
-    return invalid(_FIELD_PATHS.get(error.field, error.field), message)
+    if error.field == "guide" and (kind := request.sampling.guide.WhichOneof("kind")):
+        return invalid(f"sampling.guide.{kind}", message.replace("guide", kind, 1))
+    name, bracket, rest = error.field.partition("[")
+    return invalid(f"{_FIELD_PATHS.get(name, name)}{bracket}{rest}", message)
 
 
 def overload(error: Overloaded) -> Refusal:
@@ -129,43 +147,6 @@ def overload(error: Overloaded) -> Refusal:
         str(error),
         metadata={"bound": error.bound},
         retry_after_s=error.retry_after_s,
-    )
-
-
-def finished(output: RequestOutput) -> pb.Finished:
-    """The event that says why the output ended; not for FinishReason.ERROR.
-
-    Raises:
-      ValueError: It is not the last output of its request.
-    """
-    if output.finish_reason is None:
-        raise ValueError(f"finish_reason is None in the last output of {output.request_id}")
-    return pb.Finished(
-        reason=_FINISH_REASONS[output.finish_reason], stop_token_id=output.stop_token_id
-    )
-
-
-def completed(
-    output: RequestOutput, *, num_prompt_tokens: int, num_completion_tokens: int
-) -> pb.Completed:
-    """The terminal event of a request that ended well."""
-    return pb.Completed(
-        usage=pb.Usage(
-            prompt_tokens=num_prompt_tokens,
-            completion_tokens=num_completion_tokens,
-            cached_tokens=output.num_cached_tokens,
-        ),
-        timings=None if output.timings is None else _timings(output.timings),
-        num_preemptions=output.num_preemptions,
-    )
-
-
-def failed(failure: Failure) -> pb.Failed:
-    """The terminal event of a request that cannot be finished."""
-    return pb.Failed(
-        code=_FAILURE_CODES[failure.kind],
-        message=failure.message,
-        retryable=failure.kind is FailureKind.SHUTTING_DOWN,
     )
 
 
@@ -183,6 +164,8 @@ def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
         num_pages=model.num_pages,
         page_size=model.page_size,
         num_executables=model.num_executables,
+        fingerprint=model.fingerprint,
+        has_guides=model.check_guide is not None,
     )
 
 
@@ -213,17 +196,4 @@ def load_info(
         predicted_wait_s=load.predicted_wait_s,
         refused_total=load.refused_total,
         is_paused=load.is_paused,
-    )
-
-
-def _timings(timings: Timings) -> pb.Timings:
-    arrival_s, admitted_s, first_token_s = (
-        timings.arrival_s,
-        timings.admitted_s,
-        timings.first_token_s,
-    )
-    return pb.Timings(
-        queue_s=None if admitted_s is None else admitted_s - arrival_s,
-        ttft_s=None if first_token_s is None else first_token_s - arrival_s,
-        e2e_s=timings.finished_s - arrival_s,
     )

@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Callable
 
 from .lifecycle import Lifecycle, ServerState
-from .streams import Failure, FailureKind, StreamRouter
+from .request_stream import Failure, FailureKind
+from .streams import StreamRouter
 
 FLUSH_S = 5.0
 """How long the last events of requests that a drain gave up may take to reach their clients."""

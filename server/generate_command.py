@@ -9,16 +9,12 @@ import grpc
 from absl import flags
 
 from . import octavo_pb2 as pb
-from .client import Answer, GenerationFailed, generate
+from .client import Answer, Choice, GenerationFailed, generate
 from .command_line import EXIT_FAILURE, Command, UsageError, check_utf8
-from .generation_flags import (
-    command_error,
-    connected,
-    define_generation_flags,
-    sampling,
-    token_ids,
-)
+from .generation_flags import command_error, connected, define_generation_flags, sampling
 from .request_flags import define_request_flags, set_request_flags
+from .response_flags import define_response_flags, set_response_flags
+from .sampling_flags import token_ids
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -39,15 +35,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "Print one JSON object at the end instead of text as it comes.",
         flag_values=values,
     )
-    flags.DEFINE_bool(
-        "logprobs", False, "Add each output token's log-probability to --json.", flag_values=values
-    )
-    flags.DEFINE_bool(
-        "prompt_logprobs",
-        False,
-        "Add the log-probability of each prompt token but the first to --json.",
-        flag_values=values,
-    )
+    define_response_flags(values)
     define_request_flags(values)
     define_generation_flags(values)
 
@@ -65,7 +53,8 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     else:
         print(flush=True)
         print(_summary(answer), file=sys.stderr)
-    return 0 if answer.finish_reason in ("stop", "length") else EXIT_FAILURE
+    is_complete = all(each.finish_reason in ("stop", "length") for each in answer.choices)
+    return 0 if is_complete else EXIT_FAILURE
 
 
 def _request(values: flags.FlagValues) -> pb.GenerateRequest:
@@ -76,15 +65,8 @@ def _request(values: flags.FlagValues) -> pb.GenerateRequest:
         raise UsageError("--chat goes with --prompt, not with --prompt_ids")
     if prompt is not None:
         check_utf8("--prompt", prompt)
-    for name in ("logprobs", "prompt_logprobs"):
-        if getattr(values, name) and not values.json:
-            raise UsageError(f"--{name} goes with --json")
-    request = pb.GenerateRequest(
-        sampling=sampling(values),
-        response=pb.ResponseOptions(
-            logprobs=values.logprobs, prompt_logprobs=values.prompt_logprobs
-        ),
-    )
+    request = pb.GenerateRequest(sampling=sampling(values))
+    set_response_flags(values, request)
     set_request_flags(values, request)
     if ids is not None:
         request.token_ids.ids.extend(token_ids("prompt_ids", values))
@@ -97,18 +79,51 @@ def _request(values: flags.FlagValues) -> pb.GenerateRequest:
 
 
 def _as_json(answer: Answer, request: pb.GenerateRequest) -> dict[str, Any]:
-    completed = answer.completed or pb.Completed()
-    timings = completed.timings
+    """One object with everything; the parts of the only choice stand in it by themselves."""
+    accepted, response = answer.accepted, request.response
+    choices = [_choice_as_json(choice, response) for choice in answer.choices]
+    shown: dict[str, Any] = {"request_id": accepted.request_id}
+    if request.sampling.HasField("n") and request.sampling.n > 1:
+        shown["choices"] = choices
+    else:
+        shown |= choices[0]
+    shown |= _end_as_json(answer.completed or pb.Completed())
+    if response.echo:
+        shown["prompt_token_ids"] = answer.prompt_token_ids
+        shown["prompt_text"] = answer.prompt_text
+    if response.prompt_logprobs:
+        shown["prompt_logprobs"] = answer.prompt_logprobs
+    if response.prompt_top_logprobs:
+        shown["prompt_top_logprobs"] = answer.prompt_top_logprobs
+    if request.HasField("truncation"):
+        shown["truncated_tokens"] = accepted.truncated_tokens
+    if accepted.fingerprint:
+        shown["fingerprint"] = accepted.fingerprint
+    return shown
+
+
+def _choice_as_json(choice: Choice, response: pb.ResponseOptions) -> dict[str, Any]:
     shown: dict[str, Any] = {
-        "request_id": answer.request_id,
-        "text": answer.text,
-        "token_ids": answer.token_ids,
-        "finish_reason": answer.finish_reason,
-        "stop_token_id": answer.stop_token_id,
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "finish_reason": choice.finish_reason,
+        "stop_token_id": choice.stop_token_id,
+        "stop": choice.stop,
+    }
+    if response.logprobs:
+        shown["logprobs"] = choice.logprobs
+    if response.top_logprobs:
+        shown["top_logprobs"] = choice.top_logprobs
+    return shown
+
+
+def _end_as_json(completed: pb.Completed) -> dict[str, Any]:
+    usage, timings = completed.usage, completed.timings
+    return {
         "usage": {
-            "prompt_tokens": completed.usage.prompt_tokens,
-            "completion_tokens": completed.usage.completion_tokens,
-            "cached_tokens": completed.usage.cached_tokens,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
         },
         "timings": {
             name: getattr(timings, name) if timings.HasField(name) else None
@@ -117,11 +132,6 @@ def _as_json(answer: Answer, request: pb.GenerateRequest) -> dict[str, Any]:
         | {"e2e_s": timings.e2e_s},
         "num_preemptions": completed.num_preemptions,
     }
-    if request.response.logprobs:
-        shown["logprobs"] = answer.logprobs
-    if request.response.prompt_logprobs:
-        shown["prompt_logprobs"] = answer.prompt_logprobs
-    return shown
 
 
 def _summary(answer: Answer) -> str:
@@ -131,7 +141,7 @@ def _summary(answer: Answer) -> str:
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     words = [
         f"{usage.prompt_tokens} prompt{cached} + {usage.completion_tokens} output tokens",
-        f"ended by {answer.finish_reason}",
+        f"ended by {_end_in_words(answer.choices[0])}",
     ]
     if timings.HasField("ttft_s"):
         words.append(f"first token after {timings.ttft_s:.3f} s")
@@ -139,6 +149,10 @@ def _summary(answer: Answer) -> str:
         if usage.completion_tokens > 1 and decode_s > 0:
             words.append(f"then {(usage.completion_tokens - 1) / decode_s:.1f} tokens/s")
     return ", ".join(words)
+
+
+def _end_in_words(choice: Choice) -> str:
+    return str(choice.finish_reason) if choice.stop is None else f"stop at {choice.stop!r}"
 
 
 def _print_text(text: str) -> None:

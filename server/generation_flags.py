@@ -1,7 +1,4 @@
-"""The flags of commands that generate: which server, and how tokens are chosen.
-
-A sampling flag that is not given is not sent, so the server's documented default holds.
-"""
+"""The flags of commands that generate: which server, what is sampled how; and the way to it."""
 
 import functools
 import secrets
@@ -16,8 +13,10 @@ from . import octavo_pb2 as pb
 from .client import GenerationFailed, open_channel, retry_after_s
 from .command_line import CommandError, UsageError
 from .engine_flags import define_engine_flags, model_options, refuse_engine_flags
+from .guide_flags import define_guide_flags, set_guide_flags
 from .late_import import late_import
 from .progress import ProgressDisplay
+from .sampling_flags import define_sampling_flags, sampling_message
 
 # One request at a time needs one slot, and few executables to compile.
 _LOCAL_MAX_NUM_SEQS = 1
@@ -38,87 +37,16 @@ def define_generation_flags(values: flags.FlagValues) -> None:
         "host:port of a running server. Default: load a model in this process.",
         flag_values=values,
     )
-    flags.DEFINE_integer(
-        "max_tokens",
-        None,
-        "Most output tokens. Default: up to the context limit.",
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "temperature",
-        None,
-        "0 always takes the most likely token; 1 samples from the model's own distribution. "
-        "Default: 1.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "top_k", None, "Sample from the k most likely tokens. Default: all.", flag_values=values
-    )
-    flags.DEFINE_float(
-        "top_p",
-        None,
-        "Sample from the most likely tokens whose probabilities sum to this. Default: 1.",
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "min_p",
-        None,
-        "Sample from tokens at least this many times as likely as the likeliest. Default: 0.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "seed",
-        None,
-        "The same seed gives the same output. Default: the engine picks one.",
-        flag_values=values,
-    )
-    flags.DEFINE_list(
-        "stop_token_ids",
-        [],
-        "Token ids that end the output, separated by commas.",
-        flag_values=values,
-    )
-    flags.DEFINE_bool(
-        "ignore_eos", False, "Go on after the model's end-of-sequence ids.", flag_values=values
-    )
+    define_sampling_flags(values)
+    define_guide_flags(values)
     define_engine_flags(values, _LOCAL_FIELDS)
 
 
 def sampling(values: flags.FlagValues) -> pb.Sampling:
-    """The sampling flags as they are sent.
-
-    Raises:
-      UsageError: A number does not fit the wire. The server knows the real bounds.
-    """
-    message = pb.Sampling(stop_token_ids=token_ids("stop_token_ids", values))
-    for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"):
-        value = getattr(values, name)
-        if value is not None:
-            try:
-                setattr(message, name, value)
-            except ValueError as error:
-                bound = "[0, 2**64)" if name == "seed" else "[-(2**63), 2**63)"
-                raise UsageError(f"--{name} is {value}; it must be in {bound}") from error
-    if values.ignore_eos:
-        message.ignore_eos = True
+    """What the flags say of sampling, the guide included; raises UsageError for what cannot be."""
+    message = sampling_message(values)
+    set_guide_flags(values, message)
     return message
-
-
-def token_ids(name: str, values: flags.FlagValues) -> list[int]:
-    """The ids of a flag that lists them.
-
-    Raises:
-      UsageError: One is no whole number, or does not fit the wire.
-    """
-    words: list[str] = getattr(values, name) or []
-    try:
-        ids = [int(word) for word in words]
-    except ValueError as error:
-        raise UsageError(f"--{name} is {','.join(words)}; it must be whole numbers") from error
-    for token_id in ids:
-        if not 0 <= token_id < 2**63:
-            raise UsageError(f"--{name} has {token_id}; it must be a token id, 0 or more")
-    return ids
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from ..engine.refusals import EngineUnavailable, InvalidRequest, Overloaded
 from ..engine.request import FinishReason, Place, Request
 from . import octavo_pb2 as pb
 from .concurrency import ConcurrencyGate
-from .conversion import engine_request, invalid_field, overload
+from .conversion import invalid_field, overload
 from .lifecycle import Lifecycle
+from .prepared_request import prepare, skips_special_tokens
 from .prompts import MAX_DETOKENIZE_IDS, prompt_token_ids
 from .reply import Reply
 from .served_model import ServedModel
@@ -56,25 +57,26 @@ class InferenceService:
             request_id = request.request_id or self._new_request_id()
             stream = self._router.open(request_id)
             try:
-                accepted = engine_request(
+                prepared = await prepare(
                     request,
+                    model,
                     request_id=request_id,
-                    prompt_token_ids=tuple(await prompt_token_ids(request, model)),
                     arrival_s=arrival_s,
                     deadline_s=deadline_s,
                 )
-                place = _submit(model, accepted, request)
-                stream.is_submitted = True
+                place = _submit(model, prepared.request, request)
+                stream.begin(
+                    prepared.request.sampling.n,
+                    prepared.choice_output,
+                    lambda reason, choice: model.engine.abort(request_id, reason, choice),
+                    num_prompt_logprobs=prepared.num_prompt_logprobs,
+                )
                 reply = Reply(
                     context,
                     stream,
-                    model.codec.stream_decoder(
-                        accepted.prompt_token_ids,
-                        skip_special_tokens=_or_true(request.response, "skip_special_tokens"),
-                    ),
-                    request_id=request_id,
-                    num_prompt_tokens=len(accepted.prompt_token_ids),
-                    place=place,
+                    prepared.accepted(place),
+                    echo=prepared.echo(),
+                    continuous_usage=request.response.continuous_usage,
                 )
                 await reply.send()
             finally:
@@ -105,7 +107,7 @@ class InferenceService:
                     "token_ids",
                     f"token_ids has {num_ids} ids; it must have at most {MAX_DETOKENIZE_IDS}",
                 )
-            skip_special_tokens = _or_true(request, "skip_special_tokens")
+            skip_special_tokens = skips_special_tokens(request)
             text = await asyncio.to_thread(_decode, model, request.token_ids, skip_special_tokens)
             return pb.DetokenizeResponse(text=text)
 
@@ -144,8 +146,3 @@ def _decode(model: ServedModel, token_ids: pb.TokenIds, skip_special_tokens: boo
                 "token_ids", f"token_ids has {token_id}; ids must be in [0, {model.vocab_size})"
             )
     return model.codec.decode(token_ids.ids, skip_special_tokens=skip_special_tokens)
-
-
-def _or_true(message: pb.ResponseOptions | pb.DetokenizeRequest, field: str) -> bool:
-    """An optional boolean whose absence means true."""
-    return getattr(message, field) if message.HasField(field) else True

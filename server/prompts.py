@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from . import octavo_pb2 as pb
 from .served_model import ServedModel
@@ -20,6 +20,9 @@ MAX_TEXT_BYTES = 1 << 20
 MAX_DETOKENIZE_IDS = 1 << 18
 """Ids are looked at one by one, and each may stand for many bytes. That many are about a MiB."""
 
+MAX_TRUNCATED_IDS = MAX_DETOKENIZE_IDS
+"""Of a prompt that asks to be truncated; ids that are cut off are looked at too."""
+
 
 async def prompt_token_ids(
     request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel
@@ -27,7 +30,7 @@ async def prompt_token_ids(
     """The ids of the request's input, whichever form it has.
 
     Raises:
-      Refusal: No input, ids beyond the context limit, a text or chat over MAX_TEXT_BYTES, an
+      Refusal: No input, more ids than can be, a text or chat over MAX_TEXT_BYTES, an
         option that does not go with the input, a text that the vocabulary cannot spell, or a chat
         that the model has no template for or its template refuses.
     """
@@ -38,14 +41,7 @@ async def prompt_token_ids(
         if kind != "text" and request.HasField(option):
             raise invalid(option, f"{option} goes with text, not with {kind}")
     if isinstance(request, pb.GenerateRequest) and kind == "token_ids":
-        # Sixteen MiB hold many millions of ids: look at the count before touching each.
-        if len(request.token_ids.ids) >= model.max_model_len:
-            raise invalid(
-                "token_ids",
-                f"token_ids has {len(request.token_ids.ids)} ids; it must have fewer than "
-                f"max_model_len, {model.max_model_len}, to leave room for output",
-            )
-        return list(request.token_ids.ids)
+        return await _given_ids(request, model)
     if kind != "token_ids" and request.ByteSize() > MAX_TEXT_BYTES:
         raise invalid(
             kind,
@@ -55,6 +51,38 @@ async def prompt_token_ids(
     if kind == "text":
         return await _text_ids(request, model)
     return await _chat_ids(request, model)
+
+
+async def _given_ids(request: pb.GenerateRequest, model: ServedModel) -> list[int]:
+    # Sixteen MiB hold many millions of ids: look at the count before touching each.
+    given = request.token_ids.ids
+    if not request.HasField("truncation"):
+        if len(given) >= model.max_model_len:
+            raise invalid(
+                "token_ids",
+                f"token_ids has {len(given)} ids; it must have fewer than max_model_len, "
+                f"{model.max_model_len}, to leave room for output",
+            )
+        return list(given)
+    if len(given) > MAX_TRUNCATED_IDS:
+        raise invalid(
+            "token_ids",
+            f"token_ids has {len(given)} ids; it must have at most {MAX_TRUNCATED_IDS} to be "
+            "truncated",
+        )
+    # Those that will be cut off are checked here; the engine sees only what is left.
+    return await _off_loop_if_long(request, lambda: _checked_ids(given, model.vocab_size))
+
+
+def _checked_ids(given: Sequence[int], vocab_size: int) -> list[int]:
+    token_ids = list(given)
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocab_size:
+            raise invalid(
+                "token_ids",
+                f"token_ids[{index}] is {token_id}; it must be a token id in [0, {vocab_size})",
+            )
+    return token_ids
 
 
 async def _text_ids(

@@ -1,37 +1,45 @@
 """Writes the events of one accepted request, at the pace at which its client reads."""
 
 import logging
+from collections.abc import Iterable
 
-from ..engine.request import FinishReason, Place, RequestOutput
+from ..engine.request import FinishReason
 from . import octavo_pb2 as pb
-from .conversion import completed, failed, finished
-from .served_model import StreamDecoder
+from .choice_output import Piece
+from .events import completed, failed, finished, prompt_delta, token_delta
+from .request_stream import Failure, Outcome, PromptPiece, RequestStream
 from .status import CallContext
-from .streams import Failure, FailureKind, Piece, RequestStream
+from .streams import INTERNAL_FAILURE
 
 logger = logging.getLogger(__name__)
 
 
 class Reply:
-    """From Accepted to the one terminal event. The detokenizer runs here, not in the engine."""
+    """From Accepted to the one terminal event."""
 
     def __init__(
         self,
         context: CallContext[pb.GenerateEvent],
         stream: RequestStream,
-        decoder: StreamDecoder,
+        accepted: pb.Accepted,
         *,
-        request_id: str,
-        num_prompt_tokens: int,
-        place: Place,
+        echo: Iterable[pb.PromptDelta] = (),
+        continuous_usage: bool = False,
     ) -> None:
-        """A reply of which nothing is sent yet; `stream` brings what it will say."""
+        """A reply of which nothing is sent yet.
+
+        Args:
+          context: Where events go.
+          stream: What it will say.
+          accepted: The first event.
+          echo: What follows it.
+          continuous_usage: Every TokenDelta says the usage so far.
+        """
         self._context = context
         self._stream = stream
-        self._decoder = decoder
-        self._request_id = request_id
-        self._num_prompt_tokens = num_prompt_tokens
-        self._place = place
+        self._accepted = accepted
+        self._echo = echo
+        self._continuous_usage = continuous_usage
         self._num_completion_tokens = 0
         self._next_seq = 0
 
@@ -40,63 +48,45 @@ class Reply:
         try:
             await self._send_all()
         except Exception:
-            logger.exception("the reply to request %s failed", self._request_id)
-            failure = Failure(FailureKind.INTERNAL, "the server made a mistake; its log has more")
-            await self._write(pb.GenerateEvent(failed=failed(failure)))
+            logger.exception("the reply to request %s failed", self._accepted.request_id)
+            await self._write(pb.GenerateEvent(failed=failed(INTERNAL_FAILURE)))
 
     async def _send_all(self) -> None:
-        await self._write(
-            pb.GenerateEvent(
-                accepted=pb.Accepted(
-                    request_id=self._request_id,
-                    prompt_tokens=self._num_prompt_tokens,
-                    num_queued=self._place.num_queued,
-                    predicted_wait_s=self._place.predicted_wait_s,
-                )
-            )
-        )
+        await self._write(pb.GenerateEvent(accepted=self._accepted))
+        for delta in self._echo:
+            await self._write(pb.GenerateEvent(prompt_delta=delta))
         while True:
-            piece = await self._stream.take()
-            if piece.prompt_logprobs:
-                await self._write(
-                    pb.GenerateEvent(
-                        prompt_logprobs=pb.PromptLogprobs(logprobs=piece.prompt_logprobs)
-                    )
-                )
-            await self._send_tokens(piece)
-            if piece.end is not None:
-                await self._send_end(piece.end)
-                return
+            match await self._stream.take():
+                case PromptPiece() as piece:
+                    await self._write(pb.GenerateEvent(prompt_delta=prompt_delta(piece)))
+                case Piece() as piece:
+                    await self._send_piece(piece)
+                case Outcome() as outcome:
+                    end = completed(outcome, self._usage(outcome.num_cached_tokens))
+                    await self._write(pb.GenerateEvent(completed=end))
+                    return
+                case Failure() as failure:
+                    await self._write(pb.GenerateEvent(failed=failed(failure)))
+                    return
 
-    async def _send_tokens(self, piece: Piece) -> None:
+    async def _send_piece(self, piece: Piece) -> None:
         self._num_completion_tokens += len(piece.token_ids)
-        text = self._decoder.push(piece.token_ids) if piece.token_ids else ""
-        if piece.end is not None:
-            text += self._decoder.flush()
-        if piece.token_ids or text:
-            await self._write(
-                pb.GenerateEvent(
-                    token_delta=pb.TokenDelta(
-                        token_ids=piece.token_ids, text=text.encode(), logprobs=piece.logprobs
-                    )
-                )
-            )
+        delta = token_delta(piece)
+        if delta.token_ids or delta.text:
+            if self._continuous_usage:
+                delta.usage.CopyFrom(self._usage(self._stream.num_cached_tokens))
+            await self._write(pb.GenerateEvent(token_delta=delta))
+        # An error is said once for the request, by Failed.
+        if piece.end is not None and piece.end.reason is not FinishReason.ERROR:
+            event = pb.GenerateEvent(finished=finished(piece.choice, piece.end))
+            await self._write(event)
 
-    async def _send_end(self, end: RequestOutput | Failure) -> None:
-        if isinstance(end, RequestOutput) and end.finish_reason is FinishReason.ERROR:
-            end = Failure(FailureKind.INTERNAL, end.error or "the engine gave no reason")
-        if isinstance(end, Failure):
-            await self._write(pb.GenerateEvent(failed=failed(end)))
-            return
-        await self._write(pb.GenerateEvent(finished=finished(end)))
-        await self._write(
-            pb.GenerateEvent(
-                completed=completed(
-                    end,
-                    num_prompt_tokens=self._num_prompt_tokens,
-                    num_completion_tokens=self._num_completion_tokens,
-                )
-            )
+    def _usage(self, num_cached_tokens: int) -> pb.Usage:
+        """Of what was sent so far: every token is sent."""
+        return pb.Usage(
+            prompt_tokens=self._accepted.prompt_tokens,
+            completion_tokens=self._num_completion_tokens,
+            cached_tokens=num_cached_tokens,
         )
 
     async def _write(self, event: pb.GenerateEvent) -> None:

@@ -1,13 +1,17 @@
 """A model without weights: bytes as tokens, and an engine that repeats the prompt.
 
+Choice c begins c tokens further on, so that choices differ.
+
 The checks at submit are the engine's own (engine.admission); time and steps are the test's.
 """
 
 import codecs
+import dataclasses
 import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.configs.engine_config import EngineConfig
 from octavo.configs.scheduling_config import SchedulingConfig
@@ -38,6 +42,7 @@ class FakeEngine:
     ) -> None:
         self.submitted: list[Request] = []
         self.aborted: list[tuple[str, FinishReason]] = []
+        self.aborted_choices: list[tuple[str, FinishReason, int]] = []
         self.errors: dict[str, str] = {}
         self.num_steps = 0
         self.failed = False
@@ -54,8 +59,8 @@ class FakeEngine:
             num_pages=1024,
             eos_token_ids=(EOS,),
         )
-        self._live: dict[str, RequestState] = {}
-        self._ending: dict[str, FinishReason] = {}
+        self._live: dict[str, list[RequestState]] = {}  # the choices that have not ended
+        self._ending: dict[tuple[str, int], FinishReason] = {}
         self._lock = threading.Lock()
         self.hangs = False  # in a step, so that it never ends
         self.is_paused = False
@@ -68,7 +73,7 @@ class FakeEngine:
             state = admit(request, self._config, self._limits)
             self._check_room(request.request_id)
             num_queued = max(0, len(self._live) - self._config.max_num_seqs)
-            self._live[request.request_id] = state
+            self._live[request.request_id] = [state, *state.forks]
             self.submitted.append(request)
         return Place(num_queued=num_queued, predicted_wait_s=0.5 * num_queued)
 
@@ -90,11 +95,15 @@ class FakeEngine:
             )
         )
 
-    def abort(self, request_id: str, reason: FinishReason) -> None:
+    def abort(self, request_id: str, reason: FinishReason, choice: int | None = None) -> None:
         with self._lock:
-            self.aborted.append((request_id, reason))
-            if request_id in self._live:
-                self._ending[request_id] = reason
+            if choice is None:
+                self.aborted.append((request_id, reason))
+            else:
+                self.aborted_choices.append((request_id, reason, choice))
+            for state in self._live.get(request_id, []):
+                if choice in (None, state.choice):
+                    self._ending[request_id, state.choice] = reason
 
     def abort_all(self, reason: FinishReason) -> None:
         for request_id in list(self._live):
@@ -144,12 +153,13 @@ class FakeEngine:
         for _ in range(num_steps):
             self.num_steps += 1
             with self._lock:
-                states = list(self._live.values())
+                requests = list(self._live.values())
                 outputs = [
                     self._advance(
                         state, is_running=index < self._config.max_num_seqs and not self.is_paused
                     )
-                    for index, state in enumerate(states)
+                    for index, states in enumerate(requests)
+                    for state in list(states)
                 ]
                 outputs = [output for output in outputs if output is not None]
             if outputs:
@@ -157,70 +167,89 @@ class FakeEngine:
 
     def _advance(self, state: RequestState, *, is_running: bool) -> RequestOutput | None:
         request, sampling = state.request, state.request.sampling
-        request_id = request.request_id
-        ending = self._ending.pop(request_id, None)
-        if ending is not None or request_id in self.errors:
-            return self._end(state, (), ending or FinishReason.ERROR)
+        ending = self._ending.pop((state.reply_to, state.choice), None)
+        if ending is not None or self._error(state) is not None:
+            return self._end(state, _output(state, 0), ending or FinishReason.ERROR)
         if not is_running:
             return None
-        new: list[int] = []
+        num_new = 0
         reason = None
-        prompt_logprobs = ()
-        if sampling.prompt_logprobs and not state.output_token_ids:
-            prompt_logprobs = tuple(-float(i) for i in range(1, len(request.prompt_token_ids)))
-        while len(new) < self._tokens_per_step and reason is None:
+        is_first = not state.output_token_ids
+        while num_new < self._tokens_per_step and reason is None:
             prompt = request.prompt_token_ids
-            token_id = prompt[len(state.output_token_ids) % len(prompt)]
+            token_id = prompt[(len(state.output_token_ids) + state.choice) % len(prompt)]
             state.output_token_ids.append(token_id)
-            new.append(token_id)
+            num_new += 1
             if token_id in state.stop_ids:
                 reason = FinishReason.STOP
             elif len(state.output_token_ids) >= state.max_tokens:
                 reason = FinishReason.LENGTH
-        if reason is not None:
-            return self._end(state, tuple(new), reason, prompt_logprobs)
-        return RequestOutput(
-            request_id=request_id,
-            token_ids=tuple(new),
-            logprobs=_logprobs(state, len(new)),
-            prompt_logprobs=prompt_logprobs,
-        )
+        output = _output(state, num_new)
+        if sampling.prompt_logprobs and is_first:
+            output = output._replace(**_of_the_prompt(state))
+        return output if reason is None else self._end(state, output, reason)
+
+    def _error(self, state: RequestState) -> str | None:
+        """By the request's id, or that of the engine for one choice."""
+        return self.errors.get(state.reply_to) or self.errors.get(state.request.request_id)
 
     def _end(
-        self,
-        state: RequestState,
-        new: tuple[int, ...],
-        reason: FinishReason,
-        prompt_logprobs: tuple[float, ...] = (),
+        self, state: RequestState, output: RequestOutput, reason: FinishReason
     ) -> RequestOutput:
-        request = state.request
-        del self._live[request.request_id]
-        arrival_s = request.arrival_s
-        return RequestOutput(
-            request_id=request.request_id,
-            token_ids=new,
-            logprobs=_logprobs(state, len(new)),
-            prompt_logprobs=prompt_logprobs,
+        states = self._live[state.reply_to]
+        states.remove(state)
+        if not states:
+            del self._live[state.reply_to]
+        arrival_s = state.request.arrival_s
+        is_stop_id = reason is FinishReason.STOP and output.token_ids
+        return output._replace(
             finish_reason=reason,
-            stop_token_id=new[-1] if reason is FinishReason.STOP else None,
-            error=self.errors.get(request.request_id),
-            num_cached_tokens=2,
+            stop_token_id=output.token_ids[-1] if is_stop_id else None,
+            error=self._error(state),
+            num_cached_tokens=2 if state.choice == 0 else 4,
             num_preemptions=3,
             timings=Timings(
                 arrival_s=arrival_s,
-                admitted_s=arrival_s + 0.25,
-                first_token_s=arrival_s + 0.5 if state.output_token_ids else None,
-                finished_s=arrival_s + 1,
+                admitted_s=arrival_s + 0.25 + state.choice,
+                first_token_s=arrival_s + 0.5 + state.choice if state.output_token_ids else None,
+                finished_s=arrival_s + 1 + state.choice,
             ),
         )
 
 
-def _logprobs(state: RequestState, num_new: int) -> tuple[float, ...]:
-    """Minus the output position, so that a lost or swapped one shows."""
-    if not state.request.sampling.logprobs:
-        return ()
-    end = len(state.output_token_ids)
-    return tuple(-float(position) for position in range(end - num_new, end))
+def _output(state: RequestState, num_new: int) -> RequestOutput:
+    """The newest tokens. Log-probabilities are minus the position, so that a lost one shows."""
+    sampling, end = state.request.sampling, len(state.output_token_ids)
+    positions = range(end - num_new, end)
+    tops = [top for position in positions for top in _tops(position, sampling.top_logprobs)]
+    return RequestOutput(
+        request_id=state.reply_to,
+        choice=state.choice,
+        token_ids=tuple(state.output_token_ids[end - num_new :]),
+        logprobs=tuple(map(_logprob, positions)) if sampling.logprobs else (),
+        top_token_ids=tuple(token_id for token_id, _ in tops),
+        top_logprobs=tuple(logprob for _, logprob in tops),
+    )
+
+
+def _of_the_prompt(state: RequestState) -> dict[str, tuple[Any, ...]]:
+    sampling = state.request.sampling
+    positions = range(1, len(state.request.prompt_token_ids))
+    tops = [top for position in positions for top in _tops(position, sampling.prompt_top_logprobs)]
+    return {
+        "prompt_logprobs": tuple(map(_logprob, positions)),
+        "prompt_top_token_ids": tuple(token_id for token_id, _ in tops),
+        "prompt_top_logprobs": tuple(logprob for _, logprob in tops),
+    }
+
+
+def _logprob(position: int) -> float:
+    return -float(position)
+
+
+def _tops(position: int, num_top: int) -> list[tuple[int, float]]:
+    """Ids and numbers that say where they belong."""
+    return [((position + rank) % VOCAB_SIZE, -position - rank / 32) for rank in range(num_top)]
 
 
 class ByteCodec:
@@ -275,8 +304,8 @@ class ByteDecoder:
         return "" if self.skip_special_tokens else f"<{token_id}>"
 
 
-def served(engine: EngineClient) -> ServedModel:
-    return ServedModel(
+def served(engine: EngineClient, **facts: Any) -> ServedModel:
+    model = ServedModel(
         name="fake",
         engine=engine,
         codec=ByteCodec(),
@@ -292,3 +321,4 @@ def served(engine: EngineClient) -> ServedModel:
         compile_s=0.0,
         compile_events_since_ready=lambda: 0,
     )
+    return dataclasses.replace(model, **facts)

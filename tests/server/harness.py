@@ -55,6 +55,7 @@ async def running(
     clock: Callable[[], float] | None = None,
     channel_options: tuple[tuple[str, int], ...] = (),
     server_options: dict[str, Any] | None = None,
+    model_facts: dict[str, Any] | None = None,
     on_drain_stage: Callable[[str], None] = lambda stage: None,
     **engine_options: Any,
 ) -> AsyncGenerator[Running]:
@@ -66,7 +67,7 @@ async def running(
     port = await server.start()
     engine = FakeEngine(server.router.on_outputs, **engine_options)
     if is_ready:
-        await server.set_ready(served(engine))
+        await server.set_ready(served(engine, **(model_facts or {})))
     address = f"127.0.0.1:{port}"
     try:
         async with grpc.aio.insecure_channel(address, options=channel_options) as channel:

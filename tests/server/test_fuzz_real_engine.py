@@ -81,7 +81,7 @@ async def read_whole(
     kinds = [event.WhichOneof("event") for event in events]
     assert kinds[0] == "accepted"
     assert kinds[-2:] == ["finished", "completed"]
-    assert set(kinds[1:-2]) <= {"prompt_logprobs", "token_delta"}
+    assert set(kinds[1:-2]) <= {"prompt_delta", "token_delta"}
 
     deltas = [event.token_delta for event in events if event.WhichOneof("event") == "token_delta"]
     token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
@@ -92,7 +92,7 @@ async def read_whole(
     assert (usage.prompt_tokens, usage.completion_tokens) == (num_prompt_tokens, len(token_ids))
     logprobs = [value for delta in deltas for value in delta.logprobs]
     assert len(logprobs) == (len(token_ids) if request.response.logprobs else 0)
-    prompt_logprobs = [value for event in events for value in event.prompt_logprobs.logprobs]
+    prompt_logprobs = [value for event in events for value in event.prompt_delta.logprobs]
     assert len(prompt_logprobs) == (num_prompt_tokens - 1) * request.response.prompt_logprobs
 
     finished = events[-2].finished

@@ -33,11 +33,11 @@ def test_events_come_in_order_and_say_everything() -> None:
             events = await rest(call)
             assert [event.seq for event in events] == list(range(len(events)))
             names = kinds(events)
-            assert names[:2] == ["accepted", "prompt_logprobs"]
+            assert names[:2] == ["accepted", "prompt_delta"]
             assert set(names[2:-2]) == {"token_delta"}
             assert names[-2:] == ["finished", "completed"]
             assert events[0].accepted == pb.Accepted(request_id="a", prompt_tokens=5)
-            assert list(events[1].prompt_logprobs.logprobs) == [-1, -2, -3, -4]
+            assert list(events[1].prompt_delta.logprobs) == [-1, -2, -3, -4]
             assert token_ids(events) == list(b"hel")
             assert text(events) == "hel"
             assert [p for e in events for p in e.token_delta.logprobs] == [0, -1, -2]

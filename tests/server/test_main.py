@@ -292,6 +292,7 @@ def test_generate_json_has_everything(address: str, capsys: pytest.CaptureFixtur
         "token_ids": [65, 66, 67],
         "finish_reason": "stop",
         "stop_token_id": 67,
+        "stop": None,
         "usage": {"prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 2},
         "timings": {"queue_s": 0.25, "ttft_s": 0.5, "e2e_s": 1.0},
         "num_preemptions": 3,

@@ -18,7 +18,7 @@ import pytest
 
 from octavo.server import octavo_pb2 as pb
 from octavo.server import octavo_pb2_grpc
-from octavo.server.client import Answer, generate, open_channel
+from octavo.server.client import Answer, Choice, generate, open_channel
 
 from .harness import rest, token_ids
 from .host_loop import HostLoop, host_loop
@@ -133,7 +133,7 @@ class Sent:
         return int(usage.cached_tokens)
 
 
-def _assert_same(one: Answer, other: Answer) -> None:
+def _assert_same(one: Choice, other: Choice) -> None:
     """Equal ids, up to the first close call."""
     if one.token_ids == other.token_ids:
         return
@@ -179,11 +179,11 @@ def test_a_prompt_sent_twice_and_by_two_tenants(real: RealServer) -> None:
     assert [sent.num_cached for sent in agains] == [NUM_WHOLE] * NUM_PAIRS
     assert real.cached_tokens_total - total_before == NUM_PAIRS * NUM_WHOLE
     for seed, other, again in zip(seeds, held, agains, strict=True):
-        assert other.answer.token_ids == seed.answer.token_ids
-        _assert_same(seed.answer, again.answer)
+        assert other.answer.choices[0].token_ids == seed.answer.choices[0].token_ids
+        _assert_same(seed.answer.choices[0], again.answer.choices[0])
 
     num_equal = sum(
-        seed.answer.token_ids == again.answer.token_ids
+        seed.answer.choices[0].token_ids == again.answer.choices[0].token_ids
         for seed, again in zip(seeds, agains, strict=True)
     )
     held_s, unheld_s, again_s = (
@@ -221,5 +221,5 @@ def test_salt_and_bypass_see_no_hit(real: RealServer) -> None:
     assert [one.num_cached for one in sent] == [0, 0, 0, NUM_WHOLE, NUM_WHOLE]
     assert real.cached_tokens_total - total_before == 2 * NUM_WHOLE
     for one in sent[1:3]:
-        assert one.answer.token_ids == sent[0].answer.token_ids
+        assert one.answer.choices[0].token_ids == sent[0].answer.choices[0].token_ids
         assert one.ttft_s > 2 * max(sent[3].ttft_s, sent[4].ttft_s)

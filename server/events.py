@@ -1,0 +1,139 @@
+"""The events of Generate, from what the engine brought. Pure.
+
+The order of events, and their numbers, are server.reply's.
+"""
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+
+from ..engine.request import FinishReason, Timings
+from . import octavo_pb2 as pb
+from .choice_output import ChoiceEnd, Piece
+from .request_stream import Failure, FailureKind, Outcome, PromptPiece
+from .served_model import StreamDecoder
+
+LEAST_LOGPROB = -9999.0
+"""Stands for all that is less, and for what is no number: JSON knows neither infinity nor NaN."""
+
+ECHO_TOKENS_PER_EVENT = 1024
+"""Decoding so many holds up no other stream for long."""
+
+_FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
+    FinishReason.DEADLINE: pb.FINISH_REASON_DEADLINE,
+}
+
+_FAILURE_CODES = {
+    FailureKind.INTERNAL: pb.FAILURE_CODE_INTERNAL,
+    FailureKind.SHUTTING_DOWN: pb.FAILURE_CODE_SHUTTING_DOWN,
+}
+
+
+def echo_deltas(
+    prompt_token_ids: Sequence[int], decoder: StreamDecoder
+) -> Iterator[pb.PromptDelta]:
+    """The prompt's ids and text, in parts.
+
+    A character that the prompt leaves unfinished is not in it. If the output goes on with it, it
+    comes there, so the two texts joined are always that of all ids.
+
+    Args:
+      prompt_token_ids: All of them.
+      decoder: Makes text of the first token on.
+    """
+    for start in range(0, len(prompt_token_ids), ECHO_TOKENS_PER_EVENT):
+        token_ids = prompt_token_ids[start : start + ECHO_TOKENS_PER_EVENT]
+        yield pb.PromptDelta(token_ids=token_ids, text=decoder.push(token_ids).encode())
+
+
+def prompt_delta(piece: PromptPiece) -> pb.PromptDelta:
+    """The next log-probabilities of the prompt."""
+    return pb.PromptDelta(
+        logprobs=finite(piece.logprobs),
+        top_logprobs=_top_logprobs(piece.top_token_ids, piece.top_logprobs, len(piece.logprobs)),
+    )
+
+
+def token_delta(piece: Piece) -> pb.TokenDelta:
+    """The next tokens of one choice, without usage."""
+    return pb.TokenDelta(
+        index=piece.choice,
+        token_ids=piece.token_ids,
+        text="".join(piece.texts).encode(),
+        logprobs=finite(piece.logprobs),
+        top_logprobs=_top_logprobs(piece.top_token_ids, piece.top_logprobs, len(piece.token_ids)),
+    )
+
+
+def finished(choice: int, end: ChoiceEnd) -> pb.Finished:
+    """The event that says why a choice ended; not for FinishReason.ERROR."""
+    return pb.Finished(
+        index=choice,
+        reason=_FINISH_REASONS[end.reason],
+        stop_token_id=end.stop_token_id,
+        stop=end.stop,
+    )
+
+
+def completed(outcome: Outcome, usage: pb.Usage) -> pb.Completed:
+    """The terminal event of a request that ended well."""
+    return pb.Completed(
+        usage=usage,
+        timings=None if outcome.timings is None else _timings(outcome.timings),
+        num_preemptions=outcome.num_preemptions,
+    )
+
+
+def failed(failure: Failure) -> pb.Failed:
+    """The terminal event of a request that cannot be finished."""
+    return pb.Failed(
+        code=_FAILURE_CODES[failure.kind],
+        message=failure.message,
+        retryable=failure.kind is FailureKind.SHUTTING_DOWN,
+    )
+
+
+def finite(logprobs: Sequence[float]) -> Sequence[float]:
+    """The same numbers, at least LEAST_LOGPROB; that too for NaN.
+
+    The engine bounds its own. This is the last wall, for what a broken one would send.
+    """
+    if not logprobs or (all(map(math.isfinite, logprobs)) and min(logprobs) >= LEAST_LOGPROB):
+        return logprobs
+    return [
+        LEAST_LOGPROB if math.isnan(number) else min(max(number, LEAST_LOGPROB), 0.0)
+        for number in logprobs
+    ]
+
+
+def _top_logprobs(
+    token_ids: "array[int]", logprobs: "array[float]", num_places: int
+) -> list[pb.TopLogprobs]:
+    """One message for each place, of numbers that lie one after the other."""
+    if not token_ids:
+        return []
+    num_top = len(token_ids) // num_places
+    logprobs_ = finite(logprobs)
+    return [
+        pb.TopLogprobs(
+            token_ids=token_ids[start : start + num_top],
+            logprobs=logprobs_[start : start + num_top],
+        )
+        for start in range(0, len(token_ids), num_top)
+    ]
+
+
+def _timings(timings: Timings) -> pb.Timings:
+    arrival_s, admitted_s, first_token_s = (
+        timings.arrival_s,
+        timings.admitted_s,
+        timings.first_token_s,
+    )
+    return pb.Timings(
+        queue_s=None if admitted_s is None else admitted_s - arrival_s,
+        ttft_s=None if first_token_s is None else first_token_s - arrival_s,
+        e2e_s=timings.finished_s - arrival_s,
+    )

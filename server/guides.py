@@ -1,0 +1,61 @@
+"""Structured output on the wire: a Guide message to the engine's record, checked before it runs."""
+
+import asyncio
+import json
+import reprlib
+
+from ..engine.sampling_params import Guide, GuideKind
+from . import octavo_pb2 as pb
+from .served_model import ServedModel
+from .status import invalid
+
+MAX_CHOICE_TEXTS = 1000
+
+
+def engine_guide(message: pb.Guide) -> Guide:
+    """The engine's record.
+
+    Raises:
+      Refusal: None of the kinds is set, json_object is false, or there are no or too many choices.
+    """
+    match message.WhichOneof("kind"):
+        case "json_schema":
+            return Guide(kind=GuideKind.JSON_SCHEMA, text=message.json_schema)
+        case "json_object":
+            if not message.json_object:
+                raise invalid("sampling.guide.json_object", "json_object is false; it must be true")
+            return Guide(kind=GuideKind.JSON_OBJECT)
+        case "regex":
+            return Guide(kind=GuideKind.REGEX, text=message.regex)
+        case "choice":
+            num_texts = len(message.choice.texts)
+            if not 1 <= num_texts <= MAX_CHOICE_TEXTS:
+                raise invalid(
+                    "sampling.guide.choice",
+                    f"choice has {num_texts} texts; it must have 1 to {MAX_CHOICE_TEXTS}",
+                )
+            texts = json.dumps(list(message.choice.texts), ensure_ascii=False)
+            return Guide(kind=GuideKind.CHOICE, text=texts)
+        case "grammar":
+            return Guide(kind=GuideKind.GRAMMAR, text=message.grammar)
+        case _:
+            kinds = ", ".join(field.name for field in message.DESCRIPTOR.fields)
+            raise invalid("sampling.guide", f"guide is empty; it must have one of {kinds}")
+
+
+async def check_guide(guide: Guide, model: ServedModel) -> None:
+    """Compiles a guide whose length was checked, in a thread.
+
+    Raises:
+      Refusal: The engine takes no guides, or cannot hold outputs to this one; says why.
+    """
+    field = f"sampling.guide.{guide.kind.value}"
+    if model.check_guide is None:
+        raise invalid(field, f"{guide.kind.value} is a guide; this server takes none")
+    try:
+        await asyncio.to_thread(model.check_guide, guide)
+    except ValueError as error:
+        shown = "true" if guide.kind is GuideKind.JSON_OBJECT else reprlib.repr(guide.text)
+        raise invalid(
+            field, f"{guide.kind.value} is {shown}; it must be one that can be followed: {error}"
+        ) from error
