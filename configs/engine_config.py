@@ -36,9 +36,14 @@ class EngineConfig:
         None: all that the device reports; the CPU reports none, and there the pool takes at most a
         quarter of the memory that is free.
       host_kv_bytes: Host memory for KV pages that had to leave the device; only those of the prefix
-        cache go there. 0: they are dropped.
+        cache go there. 0: they are dropped. With `deterministic` only those of preempted requests
+        go there; 0: no more requests are admitted than can grow to their ends.
       max_stop_ids: Stop ids per request, the model's end-of-sequence ids included.
       seed: Where seeds come from for requests that bring none.
+      deterministic: The same prompt, parameters and seed give the same bits whatever runs beside:
+        every step runs one executable, prompts are computed in whole chunks, and a preempted
+        request keeps its KV. So every step costs as much as the largest, and chunks should be
+        small.
       scheduling: Who is let in and who goes first; nothing compiled depends on it.
     """
 
@@ -54,6 +59,7 @@ class EngineConfig:
     host_kv_bytes: int = 0
     max_stop_ids: int = 16
     seed: int = 0
+    deterministic: bool = False
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
 
     def __post_init__(self) -> None:
@@ -86,7 +92,11 @@ class EngineConfig:
         given = [f"{name} is {getattr(self, name)}" for name in sizes if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}; give at most one of them")
-        if self.host_kv_bytes and not self.scheduling.prefix_cache:
+        if not isinstance(self.deterministic, bool):
+            raise ValueError(f"deterministic is {self.deterministic!r}; it must be True or False")
+        if self.deterministic:
+            self._check_deterministic()
+        elif self.host_kv_bytes and not self.scheduling.prefix_cache:
             raise ValueError(
                 f"host_kv_bytes is {self.host_kv_bytes} and prefix_cache is False; only pages of "
                 "the prefix cache go to host memory"
@@ -95,6 +105,26 @@ class EngineConfig:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must exceed "
                 f"max_num_seqs, {self.max_num_seqs}, or a full batch leaves no room for prompts"
+            )
+
+    def _check_deterministic(self) -> None:
+        """A chunk is computed whole, in the one executable that there is."""
+        chunk, batched = self.prefill_chunk_tokens, self.max_num_batched_tokens
+        if chunk % self.page_size:
+            raise ValueError(
+                f"prefill_chunk_tokens is {chunk}; with deterministic it must be a multiple of "
+                f"page_size, {self.page_size}"
+            )
+        if batched is not None and batched < self.max_num_seqs + chunk:
+            raise ValueError(
+                f"max_num_batched_tokens is {batched}; with deterministic it must be at least "
+                f"{self.max_num_seqs + chunk}, max_num_seqs + prefill_chunk_tokens: no chunk is cut"
+            )
+        target_ms = self.scheduling.inter_token_target_ms
+        if target_ms is not None:
+            raise ValueError(
+                f"inter_token_target_ms is {target_ms}; with deterministic it must be None: all "
+                "steps run one executable, and no smaller chunk makes them shorter"
             )
 
     @property

@@ -282,7 +282,7 @@ class Engine:
             num_usable_pages=memory.pool.num_usable,
             num_free_pages=memory.num_available,
             num_cached_pages=memory.cache.num_unheld,
-            num_host_pages=memory.cache.num_host_pages,
+            num_host_pages=memory.num_host_pages,
             steps_total=self._steps_total,
             preemptions_total=scheduler.preemptions_total,
             prompt_tokens_total=scheduler.prompt_tokens_total,
@@ -318,6 +318,10 @@ class Engine:
             if chunk.is_insert:
                 self._tell(ProgressKind.STARTED, chunk.state, chunk.start)
             self._tell(ProgressKind.COMPUTED, chunk.state, chunk.length)
+        for state in schedule.inserts:
+            self._tell(ProgressKind.STARTED, state, state.first_computed)
+            if state.is_past_prompt:
+                self._tell(ProgressKind.COMPUTED, state, 1)
         if schedule.transfers:
             self._transfer(schedule.transfers)
         num_chunk_tokens = sum(chunk.length for chunk in schedule.chunks)

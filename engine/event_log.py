@@ -214,6 +214,7 @@ def plan_of(schedule: Schedule) -> dict[str, Any]:
             [chunk.state.ordinal, chunk.start, chunk.length, chunk.is_insert, chunk.is_last]
             for chunk in schedule.chunks
         ],
+        "inserts": [state.ordinal for state in schedule.inserts],
         "page_entries": [list(entry) for entry in schedule.page_entries],
         "rule_entries": [list(entry) for entry in schedule.rule_entries],
         "transfers": [[each.kind.value, each.page, each.handle] for each in schedule.transfers],

@@ -3,6 +3,9 @@
 A device page is free, or one request's own, or the cache's. A request's first pages are the cache's
 (`RequestState.held`), the others its own. What a step must copy between device and host before it
 runs collects in `transfers`, in order.
+
+Host memory is the cache's, or, in a deterministic engine, that of preempted requests
+(`RequestState.copies`).
 """
 
 from collections import Counter
@@ -50,6 +53,7 @@ class KVMemory:
       transfers: Copies that must be dispatched, in this order, before the next step.
       events: Evictions and exports, for whoever keeps them.
       exported_pages, imported_pages: Counted from the start.
+      num_swapped_pages: Copies of preempted requests' pages in host memory.
       evicted_age_s: Seconds since their last use, summed over the pages that left the cache.
     """
 
@@ -61,6 +65,7 @@ class KVMemory:
         max_host_pages: int,
         costs: PromptCosts,
         keeps_events: bool = True,
+        grid_tokens: int | None = None,
     ) -> None:
         """Every page is free.
 
@@ -70,6 +75,10 @@ class KVMemory:
           max_host_pages: That host memory holds; 0: evicted pages are dropped.
           costs: Says whether bringing a page back is faster than computing it again.
           keeps_events: Whether evictions and exports are recorded.
+          grid_tokens: Of a deterministic engine: prompts are computed in chunks that begin at
+            multiples of this, a multiple of page_size. So hits end there; only prompts are
+            published, since outputs are computed otherwise; and host memory is for `swap_out`
+            alone. None: of any other engine.
         """
         self.pool = PagePool(num_pages)
         self.cache = PrefixCache(num_pages)
@@ -78,8 +87,11 @@ class KVMemory:
         self.exported_pages = 0
         self.evicted_age_s = dict.fromkeys(EvictionReason, 0.0)
         self.imported_pages = 0
+        self.num_swapped_pages = 0
         self._page_size = page_size
+        self._grid_tokens = grid_tokens
         self._max_host_pages = max_host_pages
+        self._max_cached_on_host = max_host_pages if grid_tokens is None else 0
         self._costs = costs
         self._keeps_events = keeps_events
         self._num_handles = 0
@@ -89,9 +101,25 @@ class KVMemory:
         """Pages that `allocate` can hand out: free, or cached and held by nobody."""
         return self.pool.num_free + self.cache.num_unheld
 
+    @property
+    def num_host_pages(self) -> int:
+        """Pages in host memory."""
+        return self.cache.num_host_pages + self.num_swapped_pages
+
+    @property
+    def num_swap_room(self) -> int:
+        """Pages that can be swapped out, in a deterministic engine."""
+        return self._max_host_pages - self.num_swapped_pages
+
     def pages(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self._page_size)
+
+    def num_publishable(self, state: RequestState, num_tokens: int) -> int:
+        """Full pages of a request's first num_tokens tokens that others may read."""
+        if self._grid_tokens is not None:
+            num_tokens = min(num_tokens, len(state.request.prompt_token_ids))
+        return num_tokens // self._page_size
 
     def lookup(self, state: RequestState, num_tokens: int) -> Hit:
         """What the cache has of a request's first num_tokens tokens; changes nothing.
@@ -108,6 +136,9 @@ class KVMemory:
         nodes = self.cache.match(chain, max_pages)
         on_device = [node for node in nodes if node.page is not None]
         on_host = nodes[len(on_device) :]
+        if self._grid_tokens is not None:
+            grid_pages = self._grid_tokens // self._page_size
+            del on_device[len(on_device) // grid_pages * grid_pages :]
         decision: dict[str, DetailValue] | None = None
         if on_host:
             start, end = len(on_device) * self._page_size, len(nodes) * self._page_size
@@ -139,7 +170,9 @@ class KVMemory:
         if hit.max_pages is None or state.chain is None:
             return MissReason.NOT_READ, 0
         if hit.num_pages < hit.num_matched:
-            return MissReason.RECOMPUTED, hit.num_pages * self._page_size
+            is_cut = self._grid_tokens is not None
+            reason = MissReason.CHUNK_BORDER if is_cut else MissReason.RECOMPUTED
+            return reason, hit.num_pages * self._page_size
         return self.cache.explain(state.chain, hit.num_matched, hit.max_pages)
 
     def num_needed(self, hit: Hit, num_tokens: int) -> int:
@@ -185,7 +218,7 @@ class KVMemory:
     def publish(self, state: RequestState) -> None:
         """Enters a request's full pages that committed steps have written into the cache."""
         chain = self._extend(state, state.num_committed_tokens)
-        num_full = state.num_committed_tokens // self._page_size
+        num_full = self.num_publishable(state, state.num_committed_tokens)
         if chain is None:
             return
         while len(state.held) < num_full:
@@ -227,6 +260,46 @@ class KVMemory:
             self.pool.free([page])
         self._drop_copies()
 
+    def swap_out(self, state: RequestState, now_s: float) -> None:
+        """Takes all pages of a request and keeps their KV in host memory.
+
+        It publishes nothing from here on, and reads nothing of the cache: its pages are its own.
+
+        Raises:
+          ValueError: Host memory has no room. Nothing was taken.
+        """
+        pages = state.page_ids[: self.pages(state.num_computed_tokens)]
+        if len(pages) > self.num_swap_room:
+            raise ValueError(
+                f"{len(pages)} pages to swap out; there is room for {self.num_swap_room}"
+            )
+        state.copies = [self._export(page) for page in pages]
+        self.num_swapped_pages += len(pages)
+        state.chain = None
+        self.release(state, now_s)
+
+    def swap_in(self, state: RequestState, num_tokens: int, now_s: float) -> None:
+        """Gives a request that was swapped out the pages of num_tokens tokens, with its KV.
+
+        Raises:
+          ValueError: There are too few.
+        """
+        state.page_ids += self._allocate(self.pages(num_tokens), now_s)
+        for page, handle in zip(state.page_ids, state.copies, strict=False):
+            self.transfers.append(Transfer(TransferKind.IMPORT, page, handle))
+        self.imported_pages += len(state.copies)
+        self._forget_copies(state)
+        state.first_computed = state.num_computed_tokens
+
+    def drop_copies(self, state: RequestState) -> None:
+        """Forgets the KV of a request that ends while it is swapped out."""
+        self.transfers += [Transfer(TransferKind.DROP, 0, handle) for handle in state.copies]
+        self._forget_copies(state)
+
+    def _forget_copies(self, state: RequestState) -> None:
+        self.num_swapped_pages -= len(state.copies)
+        state.copies.clear()
+
     def _extend(self, state: RequestState, num_tokens: int) -> TokenChain | None:
         """The chain of a request, which reaches that far; None if it is not to be cached."""
         chain = state.chain
@@ -248,23 +321,28 @@ class KVMemory:
     def _evict(self, node: CachedPage, now_s: float) -> int:
         """Moves a leaf's KV down or drops it; returns the device page that it leaves."""
         age_s = now_s - node.used_s
-        if not self._max_host_pages:
+        if not self._max_cached_on_host:
             self._record_eviction(EvictionReason.CAPACITY, age_s, now_s)
             page = self.cache.evict(node, EvictionReason.CAPACITY)
             assert page is not None
             return page
-        handle = self._num_handles
-        self._num_handles += 1
-        page = self.cache.to_host(node, handle)
-        self.transfers.append(Transfer(TransferKind.EXPORT, page, handle))
-        self.exported_pages += 1
+        assert node.page is not None
+        page = self.cache.to_host(node, self._export(node.page))
         self._record(EventKind.EXPORTED, now_s, age_s=age_s)
-        while self.cache.num_host_pages > self._max_host_pages:
+        while self.cache.num_host_pages > self._max_cached_on_host:
             victim = self.cache.host_victim()
             self._record_eviction(EvictionReason.HOST_CAPACITY, now_s - victim.used_s, now_s)
             self.cache.evict(victim, EvictionReason.HOST_CAPACITY)
         self._drop_copies()
         return page
+
+    def _export(self, page: int) -> int:
+        """Copies a page to host memory, under the handle that is returned."""
+        handle = self._num_handles
+        self._num_handles += 1
+        self.transfers.append(Transfer(TransferKind.EXPORT, page, handle))
+        self.exported_pages += 1
+        return handle
 
     def _free_spares(self) -> None:
         self.pool.free(self.cache.freed_pages)
@@ -283,12 +361,16 @@ class KVMemory:
         if self._keeps_events:
             self.events.append(Event(now_s, kind, "", dict(detail)))
 
-    def check(self, holders: list[RequestState]) -> None:
+    def check(self, holders: list[RequestState], swapped: Sequence[RequestState] = ()) -> None:
         """Asserts that every page is free, one request's own, or the cache's; and who holds what.
 
         Args:
           holders: Every request that has pages.
+          swapped: Every request whose KV is in host memory.
         """
+        copies = [handle for state in swapped for handle in state.copies]
+        assert len(set(copies)) == len(copies) == self.num_swapped_pages, "a copy is lost, or two's"
+        assert self.num_host_pages <= self._max_host_pages, "more is on the host than may be"
         self.pool.check()
         self.cache.check()
         cached = {node.page for node in self.cache if node.page is not None}
@@ -312,7 +394,7 @@ class KVMemory:
         for node in self.cache:
             assert node.holders == held.get(node.key, 0), "a page is not held as often as it says"
             assert sorted(node.twins) == sorted(twins.get(node.key, []))
-        assert self.cache.num_host_pages <= self._max_host_pages
+        assert self.cache.num_host_pages <= self._max_cached_on_host
         assert not self.cache.dropped_handles
         assert not self.cache.freed_pages
 

@@ -156,7 +156,7 @@ class _Bench:
 
     def decode_kv_token_s(self, short: Mapping[StepKey, _Run]) -> float:
         """What a decode row's context costs, per token; 0 where the pool holds no long one."""
-        decode = [layout for layout in self._layouts if not layout.key.chunk]
+        decode = [layout for layout in self._layouts if not layout.key.chunk] or self._layouts
         layout = min(decode, key=lambda layout: layout.key.rows)
         num_rows = min(layout.key.rows, self._num_slots, self._usable)
         columns = min(

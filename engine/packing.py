@@ -176,7 +176,10 @@ def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
     """The upload of one step. A fresh array each time: the device may still read the last."""
     packed = np.zeros(layout.size, np.int32)
     part = layout.split(packed)
-    inserts = [chunk.state for chunk in schedule.chunks if chunk.is_insert]
+    # Until a prompt's last chunk there is no token, no KV and no decode row; but whoever comes back
+    # with all its KV goes on from what it sampled.
+    inserts = [(chunk.state, False) for chunk in schedule.chunks if chunk.is_insert]
+    inserts += [(state, state.is_past_prompt) for state in schedule.inserts]
     # What did not fit would be lost without a word, and a row would read page 0.
     assert len(schedule.page_entries) <= len(part["page_entries"]), "too many page entries"
     assert len(inserts) <= len(part["slot_rows"]), "too many inserts"
@@ -195,15 +198,15 @@ def pack(schedule: Schedule, layout: UploadLayout) -> np.ndarray:
         row[:] = entry.slot, entry.column, entry.page
     for row, entry in zip(part["rule_entries"], schedule.rule_entries, strict=False):
         row[:] = entry
-    for row, state in zip(part["slot_rows"], inserts, strict=False):
-        sampling = state.request.sampling
+    for row, (state, goes_on) in zip(part["slot_rows"], inserts, strict=False):
+        sampling, outputs = state.request.sampling, state.output_token_ids
         row[:STOP_IDS] = (
             state.slot,
-            0,  # no token yet,
-            0,  # no KV,
-            0,  # not active: all three come with the prompt's last chunk
-            state.max_tokens - len(state.output_token_ids),
-            len(state.output_token_ids),
+            outputs[-1] if goes_on else 0,
+            len(state.request.prompt_token_ids) + len(outputs) - 1 if goes_on else 0,
+            goes_on,
+            state.max_tokens - len(outputs),
+            len(outputs),
             float_bits(sampling.temperature),
             sampling.top_k,
             float_bits(sampling.top_p),

@@ -17,6 +17,7 @@ from .predictions import Predictions
 from .rule_entries import rule_entries
 from .schedule import RequestState
 from .step_costs import StepCosts
+from .swap_reserve import SwapReserve
 from .token_chain import TokenChain, root_key
 
 _NEVER = 1 << 62
@@ -32,8 +33,9 @@ class Places:
     In none is one that `expired` has named and that was not removed yet.
 
     Attributes:
-      waiting: Has no slot and no pages. A preempted request waits here too; while tokens of it are
-        unread (`in_flight`) it cannot be admitted, and nobody passes it.
+      waiting: Has no slot and no pages. A preempted request waits here too; while steps of it are
+        unread (`is_unread`) it cannot be admitted, and nobody passes it. In a deterministic engine
+        its KV is kept in host memory.
       running: Has a slot, and the pages of its computed tokens and of its prompt. By rank.
       ending: All its tokens were dispatched; it has given back its slot, and ends when the last
         token is read. Until then it keeps pages that it may still publish, if nobody needs them.
@@ -74,7 +76,14 @@ class Places:
             max_host_pages=max_host_pages,
             costs=self._predictions,
             keeps_events=keeps_events,
+            grid_tokens=config.prefill_chunk_tokens if config.deterministic else None,
         )
+        self._reserve = (
+            SwapReserve(self.memory.pool.num_usable, max_host_pages)
+            if config.deterministic
+            else None
+        )
+        self._swapped: list[RequestState] = []  # wait, with their KV in host memory; by rank
         self.preemptions_total = 0
         self.prompt_tokens_total = 0
         self.cached_tokens_total = 0
@@ -157,6 +166,11 @@ class Places:
             self.waiting.remove(state)
         self.memory.forget(held, now_s)
         self.waiting.depart(state)
+        if self._reserve is not None:
+            self._reserve.leave(state)
+            if state in self._swapped:
+                self._swapped.remove(state)
+                self.memory.drop_copies(state)
 
     def expired(self, now_s: float) -> list[RequestState]:
         """Live requests whose time is over, or that cannot end in time; the caller removes them.
@@ -194,18 +208,26 @@ class Places:
         state.prefill_end = len(state.request.prompt_token_ids) + len(state.output_token_ids)
         hit = self.memory.lookup(state, state.prefill_end)
         cached = hit.num_pages * self._config.page_size
-        state.num_uncached_tokens = state.prefill_end - cached
+        state.num_uncached_tokens = state.prefill_end - max(cached, state.num_computed_tokens)
         self.waiting.push(state)
 
     def _start(self, state: RequestState, hit: Hit, now_s: float) -> None:
-        """Gives a request a slot and the pages of its prompt."""
+        """Gives a request a slot and the pages of its prompt, or those that it had."""
         miss = self.memory.explain(state, hit) if self._keeps_events else None
-        self.memory.take(state, hit, state.prefill_end, now_s)
+        num_imported = len(hit.on_host) + len(state.copies)
+        if state in self._swapped:
+            self._swapped.remove(state)
+            self.memory.swap_in(state, state.prefill_end, now_s)
+        else:
+            self.memory.take(state, hit, state.prefill_end, now_s)
+            if self._reserve is not None:
+                self._reserve.enter(state, self.memory.pages(state.max_kv_tokens))
         self._set_publish_at(state)
         state.slot = self._free_slots.pop()
         state.generation += 1
         state.rule_entries = rule_entries(state)
         state.is_mask_new = True
+        state.is_inserted = False
         cached_tokens = state.num_computed_tokens
         if state.admitted_s is None:
             state.admitted_s = now_s
@@ -230,13 +252,16 @@ class Places:
             now_s,
             slot=state.slot,
             cached_tokens=cached_tokens,
-            imported_pages=len(hit.on_host),
+            imported_pages=num_imported,
             miss=miss[0].value,
             miss_at_token=miss[1],
         )
 
     def _preempt(self, state: RequestState, now_s: float, *, why: str, by: RequestState) -> None:
-        """Takes slot and pages from a running request, which will start over from its tokens."""
+        """Takes slot and pages from a running request, which will start over from its tokens.
+
+        In a deterministic engine it will go on where it was.
+        """
         self._record(
             EventKind.PREEMPTED,
             state,
@@ -245,9 +270,14 @@ class Places:
             by=by.request.request_id,
             computed_tokens=state.num_computed_tokens,
         )
-        self._stop(state, now_s)
-        state.num_charged_tokens = max(state.num_charged_tokens, state.num_computed_tokens)
-        state.num_computed_tokens = state.num_committed_tokens = 0
+        if self._reserve is None:
+            self._stop(state, now_s)
+            state.num_charged_tokens = max(state.num_charged_tokens, state.num_computed_tokens)
+            state.num_computed_tokens = state.num_committed_tokens = 0
+        else:
+            self._leave_slot(state)
+            self.memory.swap_out(state, now_s)
+            insort(self._swapped, state, key=attrgetter("rank"))
         state.num_preemptions += 1
         self.preemptions_total += 1
         self.preempted.append(state)
@@ -281,11 +311,29 @@ class Places:
         for state in self._all_dispatched:
             if state.slot is not None:  # else it has ended, or was preempted and starts over
                 self._leave_slot(state)
-                num_full = state.num_computed_tokens // self._config.page_size
+                num_full = self.memory.num_publishable(state, state.num_computed_tokens)
                 if state.chain is None or num_full == len(state.held):
                     self.memory.release(state, now_s)
                 self.ending.append(state)
+                if self._reserve is not None:
+                    self._reserve.leave(state)
         self._all_dispatched.clear()
+
+    def _admissible(self, first: RequestState) -> RequestState | None:
+        """Who is next, given who is first in the queue of a deterministic engine.
+
+        While the reserve does not admit `first`, the lowest rank of those that were admitted and
+        swapped out, lest they wait for it and it for them.
+        """
+        reserve = self._reserve
+        if reserve is None or first in reserve:
+            return first
+        if reserve.admits(self.memory.pages(first.max_kv_tokens)):
+            return first
+        for state in self._swapped:
+            if self._tenant_running[state.request.tenant] < self._max_tenant_running:
+                return state
+        return None
 
     def _reclaim(self, now_s: float) -> bool:
         """Takes the pages of requests that need no further step; False: there are none."""
@@ -300,8 +348,9 @@ class Places:
 
     def _set_publish_at(self, state: RequestState) -> None:
         size = self._config.page_size
-        is_cached = state.chain is not None
-        state.publish_at = (state.num_committed_tokens // size + 1) * size if is_cached else _NEVER
+        next_at = (state.num_committed_tokens // size + 1) * size
+        is_shared = self.memory.num_publishable(state, next_at) * size == next_at
+        state.publish_at = next_at if state.chain is not None and is_shared else _NEVER
 
     def _record(
         self, kind: EventKind, state: RequestState, now_s: float, **detail: DetailValue
@@ -328,7 +377,8 @@ class Places:
         assert max(running.values(), default=0) <= self._max_tenant_running
         assert self._num_prefilling == sum(state.is_prefilling for state in self.running)
 
-        self.memory.check([*self.running, *self.ending])
+        self.memory.check([*self.running, *self.ending], self._swapped)
+        self._check_swapped(waiting)
         for state in self.running:
             computed = max(state.num_computed_tokens, state.prefill_end)
             assert len(state.page_ids) == self.memory.pages(computed)
@@ -345,3 +395,25 @@ class Places:
         for state in self._live.values():
             assert 0 <= state.in_flight <= 2, "more steps are in flight than are dispatched ahead"
             assert len(state.output_token_ids) <= state.num_sampled <= state.max_tokens
+
+    def _check_swapped(self, waiting: list[RequestState]) -> None:
+        """Of a deterministic engine: whoever lost its slot has all its KV on the host."""
+        ranks = [state.rank for state in self._swapped]
+        assert ranks == sorted(ranks)
+        for state in self._swapped:
+            assert state in waiting or state in self._leaving, "swapped out, and does not wait"
+            assert len(state.copies) == self.memory.pages(state.num_computed_tokens)
+            assert state.num_committed_tokens <= state.num_computed_tokens
+        swapped = set(map(id, self._swapped))
+        for state in self._live.values():
+            assert id(state) in swapped or not state.copies, "a copy of one that has its pages"
+        if self._reserve is None:
+            assert not self._swapped
+            return
+        self._reserve.check()
+        for state in waiting:
+            was_admitted = state.admitted_s is not None
+            assert was_admitted == (id(state) in swapped), "what it had computed is lost"
+        admitted = [*self.running, *self._swapped]
+        assert all(state in self._reserve for state in admitted)
+        assert len(self._reserve) == len(admitted), "a place in the reserve is lost"

@@ -35,6 +35,7 @@ class MissReason(enum.Enum):
     SALT = "salt"  # it is there for another tenant or under another salt
     UNSEEN = "unseen"  # nothing that follows was ever there
     NOT_READ = "not_read"  # the request does not read the cache
+    CHUNK_BORDER = "chunk_border"  # it ends within a chunk, and this engine computes chunks whole
     RECOMPUTED = "recomputed"  # it is in host memory, and computing it again is faster
 
 

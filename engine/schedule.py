@@ -57,6 +57,8 @@ class RequestState:
       generation: Grows with each slot insertion, and when it ends; tells late results apart.
       page_ids: Its pages, in order.
       num_entered_pages: Those of them that were entered in the device's page table.
+      is_inserted: Its slot row was sent to the device since it got its slot.
+      copies: Its pages in host memory, by handle, while it is swapped out (engine.swap_reserve).
       held: What of its first pages is in the prefix cache.
       publish_at: When num_committed_tokens reaches this, another page is full.
       num_cached_tokens: Prompt tokens that it did not compute when it first got its slot.
@@ -94,6 +96,8 @@ class RequestState:
     generation: int = 0
     page_ids: list[int] = field(default_factory=list)
     num_entered_pages: int = 0
+    is_inserted: bool = False
+    copies: list[int] = field(default_factory=list)
     held: list[CachedPage] = field(default_factory=list)
     publish_at: int = 0
     num_cached_tokens: int = 0
@@ -131,6 +135,16 @@ class RequestState:
         return self.num_computed_tokens < self.prefill_end
 
     @property
+    def is_unread(self) -> bool:
+        """Dispatched steps that it was part of were not read; of those whose KV it still has."""
+        return self.in_flight > 0 or self.num_committed_tokens < self.num_computed_tokens
+
+    @property
+    def is_past_prompt(self) -> bool:
+        """Its prompt is computed: what it computes next is a token that it sampled."""
+        return self.num_computed_tokens >= len(self.request.prompt_token_ids)
+
+    @property
     def max_kv_tokens(self) -> int:
         """Tokens whose KV it can ever hold: the last token sampled is never fed back."""
         return len(self.request.prompt_token_ids) + self.max_tokens - 1
@@ -144,7 +158,7 @@ class PrefillChunk:
       state: Whose.
       start: Tokens before the chunk whose KV is already in its pages.
       length: Tokens of the chunk.
-      is_insert: It is the first since the request got its slot, so its slot row travels along.
+      is_insert: Its slot row travels along: none did since the request got its slot.
       is_last: The chunk reaches prefill_end: its last token samples the next one.
       generation: The request's when the step was made.
     """
@@ -205,6 +219,8 @@ class Schedule:
       decodes: Requests that run one decode row, in row order.
       generations: Theirs when the step was made.
       chunks: Prompt chunks, in the order in which they are packed.
+      inserts: Whose slot rows travel without a chunk of theirs: they go on with a decode row, in
+        this step or a later one, or with a chunk in a later one.
       page_entries: Page-table entries that changed since the last step.
       rule_entries: What the rule tables learn.
       transfers: Copies that must be dispatched before the step, in this order.
@@ -215,6 +231,7 @@ class Schedule:
     decodes: tuple[RequestState, ...]
     generations: tuple[int, ...] = ()
     chunks: tuple[PrefillChunk, ...]
+    inserts: tuple[RequestState, ...] = ()
     page_entries: tuple[PageEntry, ...]
     rule_entries: tuple[RuleEntry, ...] = ()
     transfers: tuple[Transfer, ...] = ()

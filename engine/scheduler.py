@@ -42,7 +42,8 @@ class _Step:
       max_segments: Most requests whose prompts it may continue.
       hit_entries: Page-table entries of cached pages that it still has room for.
       num_rule_entries: Entries of the rule tables that it still has room for.
-      grants: Prompt tokens of each request that prefills, in order.
+      grants: Prompt tokens of each request that prefills, in order; 0: it goes on with a decode
+        row.
       newcomer: For whom others lost their slots; it gets one before all others, be its turn over
         by then (decode rows of this step count too).
     """
@@ -56,6 +57,7 @@ class _Step:
     decode_kv_tokens: int = 0
     grants: dict[RequestState, int] = field(default_factory=dict)
     newcomer: RequestState | None = None
+    inserts: list[RequestState] = field(default_factory=list)
     page_entries: list[PageEntry] = field(default_factory=list)
     rule_entries: list[RuleEntry] = field(default_factory=list)
 
@@ -83,6 +85,7 @@ class Scheduler(Places):
             config, num_pages, costs, max_host_pages=max_host_pages, keeps_events=keeps_events
         )
         self._budget = ChunkBudget(config, self._predictions)
+        self._takes_whole_chunks = config.deterministic
 
     def schedule(self, now_s: float) -> Schedule | None:
         """Decides the next step and counts it as dispatched; `preempted` says who lost a slot.
@@ -96,7 +99,6 @@ class Scheduler(Places):
         self._release_ending(now_s)
         self._displace(step, now_s)
         self._run_decodes(step, now_s)
-        num_decodes = len(step.decodes)
         if self._num_prefilling or (self.waiting and self._free_slots):  # not in most steps
             step.budget = self._budget.tokens(
                 self.running, step.decodes, decode_kv_tokens=step.decode_kv_tokens
@@ -106,13 +108,15 @@ class Scheduler(Places):
         if self.waiting:
             self._admit(step, now_s)
         chunks = self._make_chunks(step) if step.grants else []
-        if not (num_decodes or chunks or step.page_entries or step.rule_entries):
+        is_change = step.page_entries or step.rule_entries or step.inserts
+        if not (step.decodes or chunks or is_change):
             return None
         memory = self.memory
         schedule = Schedule(
             decodes=tuple(step.decodes),
             generations=tuple(step.generations),
             chunks=tuple(chunks),
+            inserts=tuple(step.inserts),
             page_entries=tuple(step.page_entries),
             rule_entries=tuple(step.rule_entries),
             transfers=tuple(memory.transfers),
@@ -129,7 +133,7 @@ class Scheduler(Places):
         Only for requests that are live in the generation that the step was made for.
         """
         state.output_token_ids.append(token_id)
-        if state.page_ids:
+        if state.page_ids or state.copies:
             state.num_committed_tokens += 1
             if state.num_committed_tokens == state.publish_at:
                 self._publish(state)
@@ -137,7 +141,7 @@ class Scheduler(Places):
     def take_chunk(self, chunk: PrefillChunk, token_id: int | None) -> None:
         """A step was read that computed a chunk; the last one of a prompt samples a token."""
         state = chunk.state
-        if state.page_ids:
+        if state.page_ids or state.copies:
             state.num_committed_tokens = chunk.start + chunk.length
             if state.num_committed_tokens >= state.publish_at:
                 self._publish(state)
@@ -161,6 +165,8 @@ class Scheduler(Places):
         if state is None:
             return
         victims = self.waiting.gives_way(state, self.running)
+        if self._reserve is not None:
+            victims = self._first_to_swap(victims)
         if not victims or not self._could_fit(state, victims):
             return
         step.newcomer = state
@@ -171,6 +177,15 @@ class Scheduler(Places):
                 if not self._reclaim(now_s):
                     break
             self._preempt(victim, now_s, why="displaced", by=state)
+
+    def _first_to_swap(self, victims: list[RequestState]) -> list[RequestState]:
+        """The first of them, as many as there is room for in host memory."""
+        room, taken = self.memory.num_swap_room, 0
+        for count, victim in enumerate(victims):
+            taken += self.memory.pages(victim.num_computed_tokens)
+            if taken > room:
+                return victims[:count]
+        return victims
 
     def _could_fit(self, state: RequestState, victims: list[RequestState]) -> bool:
         """Whether there might be pages for a waiting request if all victims gave way.
@@ -234,6 +249,8 @@ class Scheduler(Places):
         """
         prompts = [state for state in self.running if state.is_prefilling]
         kept = -(-step.budget // KEPT_FOR_LOWEST)
+        if self._takes_whole_chunks:
+            kept = self._whole_chunk(prompts[0], prompts[0].num_computed_tokens)
         step.budget -= kept
         step.max_segments -= 1
         for state in sorted(prompts, key=self.waiting.urgency):
@@ -242,8 +259,25 @@ class Scheduler(Places):
             if state is prompts[0]:
                 step.budget += kept
                 step.max_segments += 1
-            if step.takes_chunks:
+            if self._takes(step, state, state.num_computed_tokens):
                 self._grant(step, state)
+
+    def _whole_chunk(self, state: RequestState, start: int) -> int:
+        """Prompt tokens that a deterministic engine computes from `start` on, or none at all.
+
+        Chunks begin at multiples of prefill_chunk_tokens and end there or with the prompt, so that
+        a token is always computed in the same place of the same chunk's tokens. 0: the next token
+        is one that was sampled, and is computed in a decode row, as it would have been.
+        """
+        end = len(state.request.prompt_token_ids)
+        return min(max(end - start, 0), self._config.prefill_chunk_tokens)
+
+    def _takes(self, step: _Step, state: RequestState, start: int) -> bool:
+        """There is room for what a request computes next, from `start` on."""
+        if not self._takes_whole_chunks:
+            return step.takes_chunks
+        has_segment = len(step.grants) < step.max_segments
+        return has_segment and step.budget >= self._whole_chunk(state, start)
 
     def _grant(self, step: _Step, state: RequestState) -> None:
         """Gives a request that prefills its share of the step's prompt tokens.
@@ -254,7 +288,11 @@ class Scheduler(Places):
         if not rest:
             return
         share = step.budget
-        if rest > LONG_PROMPT_CHUNKS * self._config.prefill_chunk_tokens:
+        if self._takes_whole_chunks:
+            share = self._whole_chunk(state, state.num_computed_tokens)
+            if share > rest:  # it would sample
+                return
+        elif rest > LONG_PROMPT_CHUNKS * self._config.prefill_chunk_tokens:
             share = -(-share // 2)
         step.grants[state] = min(rest, share)
         step.budget -= min(rest, share)
@@ -267,7 +305,7 @@ class Scheduler(Places):
         Nobody comes back in the step that preempted them: what their pages leave, once the one
         who needed them is served, is less than what they held.
         """
-        while self._free_slots and step.takes_chunks:
+        while self._free_slots and (step.takes_chunks or self._takes_whole_chunks):
             state = step.newcomer or self._next(now_s)
             if state is None or state in self.preempted:
                 return
@@ -275,6 +313,9 @@ class Scheduler(Places):
             if before is not None and urgency(before) < urgency(state):
                 return
             hit = self.memory.lookup(state, state.prefill_end)
+            start = max(state.num_computed_tokens, hit.num_pages * self._config.page_size)
+            if not self._takes(step, state, start):
+                return
             if not self._fits(state, hit):
                 if self._reclaim(now_s):
                     continue
@@ -285,12 +326,14 @@ class Scheduler(Places):
             step.newcomer = None
 
     def _next(self, now_s: float) -> RequestState | None:
-        """Who gets a slot next; None while tokens of that one are unread, or if it is to expire.
+        """Who gets a slot next; None while steps of that one are unread, or if it is to expire.
 
         Nobody passes it.
         """
         state = self.waiting.first(now_s)
-        if state is None or state.in_flight or self._cannot_make_it(state, now_s):
+        if state is not None and self._reserve is not None:
+            state = self._admissible(state)
+        if state is None or state.is_unread or self._cannot_make_it(state, now_s):
             return None
         state.prefill_end = len(state.request.prompt_token_ids) + len(state.output_token_ids)
         return state
@@ -322,6 +365,13 @@ class Scheduler(Places):
             if not self._enter_cached_pages(step, state):
                 step.budget += granted
                 continue
+            if self._takes_whole_chunks:
+                if self._is_ready(step, state, granted):
+                    if granted:
+                        chunks.append(self._make_chunk(step, state, granted))
+                    else:
+                        self._resume(step, state)
+                continue
             most = state.prefill_end - start - state.waits_for_mask
             length = granted + min(step.budget, most - granted)
             step.budget -= length - granted
@@ -334,7 +384,7 @@ class Scheduler(Places):
 
     def _make_chunk(self, step: _Step, state: RequestState, length: int) -> PrefillChunk:
         start, end = state.num_computed_tokens, state.num_computed_tokens + length
-        is_insert = start == state.first_computed
+        is_insert, state.is_inserted = not state.is_inserted, True
         state.num_computed_tokens = end
         self._enter_pages(step, state, self.memory.pages(end))
         is_last = end == state.prefill_end
@@ -355,6 +405,35 @@ class Scheduler(Places):
             is_last=is_last,
             generation=state.generation,
         )
+
+    def _is_ready(self, step: _Step, state: RequestState, granted: int) -> bool:
+        """Whether a request's whole chunk, or its first decode row since it came back, can run.
+
+        What samples waits until the rule tables know all that they must; the slot row goes ahead,
+        because it makes them forget whoever had the slot.
+        """
+        samples = state.num_computed_tokens + max(granted, 1) == state.prefill_end
+        has_rules = self._enter_rules(step, state)
+        is_ready = has_rules or not samples
+        if not state.is_inserted and not (is_ready and granted):
+            step.inserts.append(state)
+            state.is_inserted = True
+        return is_ready
+
+    def _resume(self, step: _Step, state: RequestState) -> None:
+        """Gives a request that was swapped out while it decoded its first decode row."""
+        self._enter_pages(step, state)
+        state.num_computed_tokens += 1
+        state.num_sampled += 1
+        if state.num_sampled == state.max_tokens:
+            self._all_dispatched.append(state)
+        state.waits_for_mask = state.is_guided
+        self._num_prefilling -= 1
+        step.decode_kv_tokens += state.num_computed_tokens
+        step.decodes.append(state)
+        step.generations.append(state.generation)
+        if self.waiting.keeps_count:
+            self.waiting.charge(state, 1)
 
     def _enter_rules(self, step: _Step, state: RequestState) -> bool:
         """Enters what the rule tables must learn of a request; a long history takes steps.

@@ -55,7 +55,7 @@ class StepShapes:
     """The shapes of one engine.
 
     Attributes:
-      decode_rows: Rows of decode steps, ascending.
+      decode_rows: Rows of decode steps, ascending. None: mixed steps run what only decodes, too.
       mixed: Mixed steps, the cheapest first: a row and a prompt token cost alike.
     """
 
@@ -72,9 +72,13 @@ class StepShapes:
         nobody needs are what a step takes longer, and half a batch has its own small chunks.
         Example: 32 rows and chunks of 256 give decode rows 2, 8, 16, 32; mixed steps of 2 and 32
         rows with chunks of 16, 64, 256, and of 16 rows with 8, 16, 64: thirteen executables.
+
+        A deterministic engine has one: in another the compiler may sum in another order.
         """
         rows = max(SMALLEST_ROWS, config.max_num_seqs)
         chunk = max(SMALLEST_ROWS, config.prefill_chunk_tokens)
+        if config.deterministic:
+            return StepShapes(decode_rows=(), mixed=(StepKey(rows, chunk),))
         chunks = _buckets(chunk, SMALL_CHUNK, lambda n: n // 4)
         keys = {
             StepKey(bucket, each)
@@ -105,7 +109,7 @@ class StepShapes:
         Raises:
           ValueError: It is more than the largest runs.
         """
-        if num_chunk_tokens == 0:
+        if num_chunk_tokens == 0 and self.decode_rows:
             return StepKey(smallest_at_least(self.decode_rows, num_rows), 0)
         for key in self.mixed:
             if key.rows >= num_rows and key.chunk >= num_chunk_tokens:

@@ -22,7 +22,9 @@ _HELP = {
         "Most tokens in one step, running requests and prompt tokens together; more than "
         "max_num_seqs. Default: max_num_seqs + prefill_chunk_tokens."
     ),
-    "prefill_chunk_tokens": "Most prompt tokens in one step.",
+    "prefill_chunk_tokens": (
+        "Most prompt tokens in one step. Default with --deterministic: 32, or page_size if larger."
+    ),
     "max_model_len": (
         "Most tokens of one request, prompt and output together. Default: what the model was "
         "trained for, or what the pages hold if that is less."
@@ -36,14 +38,18 @@ _HELP = {
         "quarter of the free memory."
     ),
     "host_kv_bytes": (
-        "Bytes of host memory for KV pages that had to leave the device; 0 drops them."
+        "Bytes of host memory for KV pages that had to leave the device; 0 drops them. With "
+        "--deterministic it is what preempted requests keep theirs in; more requests run at once."
     ),
     "seed": "Where the seeds of requests come from that bring none.",
     "max_stop_ids": "Stop ids per request, the model's end-of-sequence ids included.",
 }
 
 ALL_FIELDS = tuple(_HELP)
-"""Fields of EngineConfig that can be flags; dtype always is one, and `scheduling` is many."""
+"""Fields of EngineConfig that can be flags; dtype and deterministic always are, and `scheduling` is
+many."""
+
+_DETERMINISTIC_CHUNK = 32  # every step pays for a whole chunk, prompts or not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +92,13 @@ def define_engine_flags(values: flags.FlagValues, fields: tuple[str, ...]) -> No
     )
     define_dtype_flag(values, "Of weights and KV pages.")
     defaults = EngineConfig()
+    flags.DEFINE_bool(
+        "deterministic",
+        defaults.deterministic,
+        "The same prompt, parameters and seed give the same bits whatever runs beside. Costs "
+        "throughput: every step runs the one executable that there is.",
+        flag_values=values,
+    )
     for name in fields:
         flags.DEFINE_integer(name, getattr(defaults, name), _HELP[name], flag_values=values)
     flags.DEFINE_string(
@@ -105,7 +118,7 @@ def define_dtype_flag(values: flags.FlagValues, meaning: str) -> None:
 
 def refuse_engine_flags(values: flags.FlagValues, fields: tuple[str, ...], why: str) -> None:
     """Raises UsageError if any of these flags is given, where it would mean nothing."""
-    for name in ("model", "dtype", *fields, "compilation_cache_dir"):
+    for name in ("model", "dtype", "deterministic", *fields, "compilation_cache_dir"):
         if is_given(values, name):
             raise UsageError(f"--{name} {why}")
 
@@ -128,12 +141,18 @@ def model_options(
       fixed: Other fields of EngineConfig.
     """
     config = {name: getattr(values, name) for name in fields} | fixed
+    if values.deterministic and not is_given(values, "prefill_chunk_tokens"):
+        page_size = max(values.page_size, 1)  # what is less is refused below
+        config["prefill_chunk_tokens"] = -(-_DETERMINISTIC_CHUNK // page_size) * page_size
     cache = values.compilation_cache_dir
     return ModelOptions(
         model=values.model,
         served_name=served_name,
         engine=EngineConfig(
-            dtype=values.dtype, scheduling=scheduling or SchedulingConfig(), **config
+            dtype=values.dtype,
+            deterministic=values.deterministic,
+            scheduling=scheduling or SchedulingConfig(),
+            **config,
         ),
         cache_dir=default_cache_dir(),
         compilation_cache_dir=Path(cache) if cache else None,

@@ -54,7 +54,7 @@ def test_all_else_is_refused_by_name(name: str, low: int, high: int, optional: b
 
 def test_every_field_is_in_the_table() -> None:
     fields = {field.name for field in dataclasses.fields(EngineConfig)}
-    assert {name for name, *_ in BOUNDS} | {"dtype", "scheduling"} == fields
+    assert {name for name, *_ in BOUNDS} | {"dtype", "deterministic", "scheduling"} == fields
 
 
 @pytest.mark.parametrize("value", ["float16", "", None, 32])
@@ -92,3 +92,23 @@ def test_the_budget_defaults_to_a_full_batch_and_a_whole_chunk() -> None:
 def test_a_config_cannot_change() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         config().page_size = 8
+
+
+def test_a_deterministic_engine_computes_whole_chunks():
+    """One executable, so no chunk may be cut: neither by a page, a budget nor a target."""
+    config = EngineConfig(deterministic=True, prefill_chunk_tokens=32, host_kv_bytes=1 << 20)
+    assert config.token_budget == 64
+    no_cache = SchedulingConfig(prefix_cache=False)
+    EngineConfig(deterministic=True, host_kv_bytes=1 << 20, scheduling=no_cache)
+    with pytest.raises(ValueError, match="deterministic is 1; it must be True or False"):
+        EngineConfig(**{"deterministic": 1})
+    with pytest.raises(
+        ValueError, match=r"prefill_chunk_tokens is 40; .*multiple of page_size, 16"
+    ):
+        EngineConfig(deterministic=True, prefill_chunk_tokens=40)
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens is 63; .*at least 64"):
+        EngineConfig(deterministic=True, prefill_chunk_tokens=32, max_num_batched_tokens=63)
+    EngineConfig(deterministic=True, prefill_chunk_tokens=32, max_num_batched_tokens=64)
+    target = SchedulingConfig(inter_token_target_ms=50.0)
+    with pytest.raises(ValueError, match=r"inter_token_target_ms is 50\.0; .*must be None"):
+        EngineConfig(deterministic=True, scheduling=target)

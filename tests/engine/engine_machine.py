@@ -32,6 +32,7 @@ from .fakes import (
     run_alone,
     small_config,
     step,
+    whole_pages,
 )
 from .state_machine import HISTORIES, CountedMachine, few_entries
 
@@ -63,13 +64,14 @@ class EngineMachine(CountedMachine):
         num_pages=st.integers(3, 16),
         max_num_seqs=st.integers(1, 5),
         chunk=st.integers(1, 10),
-        max_host_pages=st.sampled_from([0, 1, 6]),
+        max_host_pages=st.sampled_from([0, 1, 6, 30]),
         is_import_dear=st.booleans(),
         hit_entries=st.sampled_from([128, 128, 1, 3]),
         rule_entries=st.sampled_from([256, 1, 3]),
         max_tenant_running=st.sampled_from([None, 1, 2]),
         inter_token_target_ms=st.sampled_from([None, 1.05]),
         prefix_cache=st.sampled_from([True, True, True, True, False]),
+        deterministic=st.booleans(),
     )
     def start(
         self,
@@ -85,6 +87,7 @@ class EngineMachine(CountedMachine):
         max_tenant_running: int | None,
         inter_token_target_ms: float | None,
         prefix_cache: bool,
+        deterministic: bool,
     ) -> None:
         self.patch = few_entries(hits=hit_entries, rules=rule_entries)
         self.patch.start()
@@ -92,10 +95,11 @@ class EngineMachine(CountedMachine):
             policy=policy,
             page_size=page_size,
             max_num_seqs=max_num_seqs,
-            prefill_chunk_tokens=chunk,
+            prefill_chunk_tokens=whole_pages(chunk, page_size) if deterministic else chunk,
             max_tenant_running=max_tenant_running,
-            inter_token_target_ms=inter_token_target_ms,
+            inter_token_target_ms=None if deterministic else inter_token_target_ms,
             prefix_cache=prefix_cache,
+            deterministic=deterministic,
             priority_ageing_s=2.0,
             default_ttft_target_s=3.0,
         )
@@ -302,6 +306,8 @@ class EngineMachine(CountedMachine):
             return
         assert cached < len(one.prompt_token_ids)
         assert cached % self.config.page_size == 0
+        if self.config.deterministic:
+            assert cached % self.config.prefill_chunk_tokens == 0
         is_fork = split_choice_id(name)[1] > 0
         assert is_fork or (one.reads_prefix_cache and not one.sampling.prompt_logprobs)
         sources = (

@@ -167,7 +167,9 @@ class FakeExecutor:
     def export_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         for page, handle in pairs:
             assert handle not in self._host, "a handle is used twice"
-            assert _EMPTY not in self._pages[page], "a page goes down that is not full"
+            # That of a preempted request whose KV is kept may be the last one.
+            is_full = _EMPTY not in self._pages[page]
+            assert is_full or self.config.deterministic, "a page goes down that is not full"
             self._host[handle] = self._pages[page].copy()
 
     def import_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -200,16 +202,17 @@ class FakeExecutor:
         num_decodes = sum(slot_id < num_slots for slot_id in decode_slots)
         num_chunk_tokens = int(used["segments"][:, packing.SEGMENT_LENGTH].sum())
         num_entries = len(used["page_entries"]) + len(used["rule_entries"])
-        assert num_decodes + num_chunk_tokens + num_entries > 0, "an empty step"
+        num_inserts = len(used["slot_rows"])
+        assert num_decodes + num_chunk_tokens + num_entries + num_inserts > 0, "an empty step"
         assert num_decodes + num_chunk_tokens <= self.config.token_budget
         assert num_chunk_tokens <= self.config.prefill_chunk_tokens
 
-        for row in used["slot_rows"].tolist():
-            assert row[packing.SLOT] in segment_slots, "an insert without a chunk"
-            self._slots[row[packing.SLOT]].insert(row)
-        inserted = set(used["slot_rows"][:, packing.SLOT].tolist())
         for slot, column, page in used["page_entries"].tolist():
             self._assign(slot, column, page)
+        for row in used["slot_rows"].tolist():
+            has_chunk = row[packing.SLOT] in segment_slots
+            assert has_chunk or self.config.deterministic, "an insert without a chunk"
+            self._slots[row[packing.SLOT]].insert(row)
         for slot, *entry in used["rule_entries"].tolist():
             self._slots[slot].learn(*entry)
         for slot, *words in used["mask_rows"].tolist():
@@ -226,10 +229,14 @@ class FakeExecutor:
         for index, (slot_id, start, length, is_last) in enumerate(used["segments"].tolist()):
             slot = self._slots[slot_id]
             assert not slot.active, "a chunk for a request that decodes"
-            if slot_id in inserted:
+            if slot.is_new:
                 assert start % self.config.page_size == 0, "a part of a page was cached"
-                slot.kv_len = start
+                slot.kv_len, slot.is_new = start, False
             assert start == slot.kv_len, "a chunk out of order"
+            if self.config.deterministic:
+                end = start + length
+                assert start % self.config.prefill_chunk_tokens == 0, "a chunk off the grid"
+                assert is_last or end % self.config.prefill_chunk_tokens == 0, "a part of a chunk"
             assert length > 0
             assert at + length <= key.chunk, "more chunk tokens than the key has"
             for offset in range(length):
@@ -322,6 +329,7 @@ class _Slot:
 
     num_columns: int
     page_table: list[tuple[int, int]] = field(default_factory=list)
+    is_new: bool = False
     kv_len: int = 0
     token: int = 0
     active: bool = False
@@ -358,7 +366,9 @@ class _Slot:
         )
 
     def insert(self, row: list[int]) -> None:
-        self.kv_len, self.token, self.active = 0, 0, False
+        self.kv_len, self.token = row[packing.KV_LEN], row[packing.TOKEN]
+        self.active = bool(row[packing.ACTIVE])
+        self.is_new = not self.active  # its first chunk says how much KV was there before
         self.remaining = row[packing.REMAINING]
         low, high = (row[at] % 2**32 for at in (packing.SEED_LOW, packing.SEED_HIGH))
         self.seed = None if row[packing.TEMPERATURE] == 0 else low | high << 32
@@ -392,6 +402,11 @@ def small_config(**changes: object) -> EngineConfig:
     values = {"max_num_seqs": 4, "prefill_chunk_tokens": 8, "page_size": 4, "max_stop_ids": 4}
     scheduling = {name: changes.pop(name) for name in _SCHEDULING_FIELDS & set(changes)}
     return EngineConfig(**(values | changes), scheduling=SchedulingConfig(**scheduling))
+
+
+def whole_pages(num_tokens: int, page_size: int) -> int:
+    """So many tokens, or the few more that fill a page: what a deterministic chunk may have."""
+    return -(-num_tokens // page_size) * page_size
 
 
 def limits_for(config: EngineConfig, num_pages: int, max_model_len: int = 10_000) -> EngineLimits:

@@ -13,7 +13,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from octavo.configs.scheduling_config import PolicyName
 from octavo.engine.schedule import RequestState, Schedule
 
-from .fakes import planned_costs, request, small_config
+from .fakes import planned_costs, request, small_config, whole_pages
 from .state_machine import HISTORIES, CountedMachine, few_entries
 from .test_scheduler import Driver
 
@@ -29,13 +29,14 @@ class SchedulerMachine(CountedMachine):
         num_pages=st.integers(3, 16),
         max_num_seqs=st.integers(1, 10),
         chunk=st.integers(1, 20),
-        max_host_pages=st.sampled_from([0, 1, 6]),
+        max_host_pages=st.sampled_from([0, 1, 6, 30]),
         is_import_dear=st.booleans(),
         hit_entries=st.sampled_from([128, 128, 1, 3]),
         max_tenant_running=st.sampled_from([None, 1, 2]),
         inter_token_target_ms=st.sampled_from([None, 1.05]),
         weights=st.sampled_from([(), (("b", 3.0),)]),
         slowness=st.sampled_from([1, 1, 1000]),
+        deterministic=st.booleans(),
     )
     def start(
         self,
@@ -51,6 +52,7 @@ class SchedulerMachine(CountedMachine):
         inter_token_target_ms: float | None,
         weights: tuple[tuple[str, float], ...],
         slowness: int,
+        deterministic: bool,
     ) -> None:
         """`slowness`: a step takes as long as there is between two, so deadlines are missed."""
         self.patch = few_entries(hits=hit_entries)
@@ -59,9 +61,10 @@ class SchedulerMachine(CountedMachine):
             policy=policy,
             page_size=page_size,
             max_num_seqs=max_num_seqs,
-            prefill_chunk_tokens=chunk,
+            prefill_chunk_tokens=whole_pages(chunk, page_size) if deterministic else chunk,
             max_tenant_running=max_tenant_running,
-            inter_token_target_ms=inter_token_target_ms,
+            inter_token_target_ms=None if deterministic else inter_token_target_ms,
+            deterministic=deterministic,
             tenant_weights=weights,
             priority_ageing_s=10.0,
             default_ttft_target_s=10.0,
@@ -74,6 +77,7 @@ class SchedulerMachine(CountedMachine):
         self.driver = Driver(config, num_pages, costs, max_host_pages=max_host_pages)
         self.scheduler = self.driver.scheduler
         self.tables: dict[int, list[int]] = {}
+        self.num_computed: dict[RequestState, int] = {}
         self.num_added = 0
 
     @rule(
@@ -202,6 +206,9 @@ class SchedulerMachine(CountedMachine):
         spans += [(chunk.state, chunk.start, chunk.length) for chunk in schedule.chunks]
         for state, start, length in spans:
             assert state.slot is not None
+            if self.driver.config.deterministic:
+                assert self.num_computed.setdefault(state, start) == start, "computed again"
+                self.num_computed[state] = start + length
             table = self.tables[state.slot]
             assert table[: -(-(start + length) // size)] == state.page_ids[: len(table)]
             for column in range(start // size, -(-(start + length) // size)):

@@ -203,7 +203,7 @@ def test_a_log_that_is_full_costs_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     count(event_log, "plan_of")
     count(engine_module, "_rows")
     count(json, "dumps")
-    log = EventLog(tmp_path / "log", 2_000)
+    log = EventLog(tmp_path / "log", 3_000)
     engine, _ = fake_engine(recorder=log)
     add_request(engine, request("a", range(10), max_tokens=40))
     while not log.has_ended:

@@ -45,6 +45,15 @@ def test_every_batch_finds_the_smallest_key_that_holds_it(max_num_seqs: int, chu
             assert key.rows + key.chunk == min(k.rows + k.chunk for k in holding)
 
 
+def test_a_deterministic_engine_has_one_executable():
+    table = StepShapes.from_config(EngineConfig(deterministic=True, prefill_chunk_tokens=32))
+    assert table.all_keys() == [StepKey(32, 32)]
+    for num_rows, num_tokens in ((0, 1), (1, 0), (32, 0), (32, 32), (0, 32)):
+        assert table.key_for(num_rows, num_tokens) == StepKey(32, 32)
+    with pytest.raises(ValueError, match="33 rows and 0 prompt tokens exceed"):
+        table.key_for(33, 0)
+
+
 @pytest.mark.parametrize("max_num_seqs", SIZES)
 def test_no_step_has_a_single_row(max_num_seqs: int):
     """A one-row product takes ten times as long as one of two rows on the CPU."""
