@@ -70,7 +70,8 @@ class Samples(NamedTuple):
 
     Attributes:
       token: Its id.
-      is_broken: It means nothing: the logits hold NaN or infinity, or no id is left that may come.
+      is_broken: It means nothing: the model's logits hold NaN or infinity, or no id is left that
+        may come.
     """
 
     token: Int32[Array, " rows"]
@@ -107,7 +108,7 @@ def sample(
         found = _sample_wide(its_logits, rows.take(wide))
         return Samples(
             samples.token.at[wide].set(found.token, mode="drop"),
-            samples.is_broken.at[wide].set(found.is_broken, mode="drop"),
+            samples.is_broken.at[wide].max(found.is_broken, mode="drop"),
         )
 
     samples = Samples(token, ~jnp.isfinite(block_high.max(-1)))

@@ -114,7 +114,8 @@ def prefill_attention(
     """Attends every chunk token over its request's tokens up to and including itself.
 
     The chunk's own keys and values are already in the pages. Padding returns zeros. What lies past
-    a segment's tokens, NaN included, never reaches the result.
+    a segment's tokens, NaN included, never reaches the result, and what is in its tokens never
+    reaches another segment's.
     """
     chunk, q_heads, head_dim = q.shape
     dtype, width = kv_layer.k.dtype, kv_layer.k.shape[2]
@@ -162,7 +163,13 @@ def prefill_attention(
             preferred_element_type=jnp.float32,
         ).reshape(kv_heads, tile, group, head_dim)
         mixed_block = lax.optimization_barrier(mixed_block)
-        updated = (new_high, total * fade + weights.sum(-1), mixed * fade[..., None] + mixed_block)
+        # Queries of other segments have weight 0 for all of it, and 0 * NaN would be NaN.
+        own = belongs[:, None]
+        updated = (
+            jnp.where(own, new_high, high),
+            jnp.where(own, total * fade + weights.sum(-1), total),
+            jnp.where(own[..., None], mixed * fade[..., None] + mixed_block, mixed),
+        )
         return tuple(
             lax.dynamic_update_slice_in_dim(part, new, first, 1)
             for part, new in zip(carry, updated, strict=True)

@@ -35,7 +35,7 @@ class NaiveRun:
       draws: Of each output id: how close the call was.
       logprobs: Of each output id under the raw distribution.
       prompt_logprobs: Of every prompt token but the first.
-      finish_reason: STOP or LENGTH.
+      finish_reason: STOP or LENGTH; ERROR where no id is left that may come.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -51,28 +51,28 @@ def generate(
     sampling: SamplingParams,
     *,
     eos_token_ids: Collection[int],
+    choice: int = 0,
 ) -> NaiveRun:
-    """Runs one request that brings max_tokens and, unless it is greedy, a seed."""
+    """Runs one choice of a request that brings max_tokens and, unless it is greedy, a seed."""
+    assert sampling.max_tokens is not None
+    assert sampling.guide is None, "there is no naive run of a guide"
     run, cache = NaiveRun(), decoder.empty_cache()
-    stop_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+    stop_ids = sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)})
     hidden = decoder.hidden(prompt, cache)
-    if sampling.prompt_logprobs:
+    if sampling.prompt_logprobs and choice == 0:  # it is reported once
         for first in range(0, len(prompt) - 1, 64):
             targets = prompt[first + 1 : first + 65]
             scores = decoder.logits(hidden[first : first + len(targets)])
             run.prompt_logprobs += map(_logprob, scores, targets)
-    assert sampling.max_tokens is not None
     while run.finish_reason is None:
         scores = decoder.logits(hidden[-1])
-        drawn = sampling_oracle.draw(
-            scores,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            seed=sampling.seed or 0,
-            position=len(run.token_ids),
+        ruled = sampling_oracle.apply_rules(
+            scores, sampling, prompt=prompt, output=run.token_ids, stop_ids=stop_ids
         )
+        if not np.isfinite(ruled.max()):
+            run.finish_reason = FinishReason.ERROR
+            break
+        drawn = sampling_oracle.draw(ruled, sampling, position=len(run.token_ids), choice=choice)
         run.token_ids.append(drawn.token)
         run.draws.append(drawn)
         run.logprobs.append(_logprob(scores, drawn.token))

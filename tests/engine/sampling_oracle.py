@@ -1,12 +1,15 @@
-"""What engine.sampler promises, in NumPy: sorted and summed in float64, one row at a time.
+"""What engine.sampling_params promises, in NumPy: sorted and summed in float64, one row at a time.
 
 Nothing here looks at the sampler's code. Beside the token it says how close the call was: by how
 much the uniform number and every border of a rule missed another outcome.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from octavo.engine.sampling_params import SamplingParams
 
 _WORD = 0xFFFFFFFF
 
@@ -43,21 +46,72 @@ def threefry_2x32(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, 
     return x, y
 
 
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) of a request's output position: 24 bits."""
-    words = threefry_2x32((seed & _WORD, seed >> 32), (position, 0))
+def uniform(seed: int, position: int, choice: int = 0) -> float:
+    """The number in [0, 1) of a choice's output position: 24 bits."""
+    words = threefry_2x32((seed & _WORD, seed >> 32), (position, choice))
     return (words[0] >> 8) / 2**24
 
 
+def apply_rules(
+    logits: np.ndarray,
+    sampling: SamplingParams,
+    *,
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    stop_ids: Sequence[int] = (),
+    position: int | None = None,
+) -> np.ndarray:
+    """Steps 1 to 4 of SamplingParams, in float64; -inf where an id must not come.
+
+    Args:
+      logits: The model's.
+      sampling: The request's.
+      prompt: Its prompt.
+      output: What it has said.
+      stop_ids: Those that end it, the model's own included.
+      position: Output position, if it is not the length of `output`.
+    """
+    position = len(output) if position is None else position
+    changed = logits.astype(np.float64)
+    times = np.bincount(np.asarray(output, np.int64), minlength=len(logits))
+    seen = [*{*prompt, *output}]
+    repetition = _float32(sampling.repetition_penalty)
+    was = changed[seen]
+    changed[seen] = np.where(was > 0, was / repetition, was * repetition)
+    changed -= _float32(sampling.frequency_penalty) * times
+    changed -= _float32(sampling.presence_penalty) * (times > 0)
+    for token_id, bias in sampling.logit_bias:
+        changed[token_id] += _float32(bias)
+    if sampling.allowed_token_ids is not None:
+        is_allowed = np.zeros(len(logits), bool)
+        is_allowed[list(sampling.allowed_token_ids)] = True
+        changed[~is_allowed] = -np.inf
+    changed[list(sampling.banned_token_ids)] = -np.inf
+    if position < sampling.min_tokens:
+        changed[list(stop_ids)] = -np.inf
+    return changed
+
+
+def _float32(value: float) -> float:
+    """A parameter as the device has it."""
+    return float(np.float32(value))
+
+
 def survivors(
-    logits: np.ndarray, *, temperature: float, top_k: int, top_p: float, min_p: float
+    logits: np.ndarray, sampling: SamplingParams
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """The tokens that the rules leave, most likely first, their likelihoods, margin, border gap.
+    """The tokens that step 6 leaves, most likely first, their likelihoods, margin, border gap.
 
     Likelihoods are relative to the most likely token, computed in float32 as the device has them:
     which tokens tie is decided by that. All sums are float64.
+
+    Args:
+      logits: After all rules.
+      sampling: With a temperature above 0.
     """
-    scaled = (logits.astype(np.float32) - np.float32(logits.max())) / np.float32(temperature)
+    top_k, top_p, min_p = sampling.top_k, sampling.top_p, sampling.min_p
+    logits = logits.astype(np.float32)
+    scaled = (logits - logits.max()) / np.float32(sampling.temperature)
     likelihood = np.exp(scaled).astype(np.float64)
     order = np.lexsort((np.arange(len(logits)), -likelihood))
     value, total = likelihood[order], likelihood.sum()
@@ -92,26 +146,25 @@ def survivors(
     return order[: len(value)], value, float(min(margins)), float(min(gaps))
 
 
+def distribution(logits: np.ndarray, sampling: SamplingParams) -> np.ndarray:
+    """The probability of every id, from logits after all rules."""
+    tokens, value, *_ = survivors(logits, sampling)
+    probability = np.zeros(len(logits))
+    probability[tokens] = value / value.sum()
+    return probability
+
+
 def draw(
-    logits: np.ndarray,
-    *,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    seed: int = 0,
-    position: int = 0,
+    logits: np.ndarray, sampling: SamplingParams, *, position: int = 0, choice: int = 0
 ) -> Draw:
-    """The token of one row."""
-    if temperature == 0:
+    """The token of one row, from logits after all rules. Without a seed it is drawn with 0."""
+    if sampling.temperature == 0:
         best = int(np.argmax(logits))
         return Draw(best, float(logits[best] - np.delete(logits, best).max()))
-    tokens, value, margin, border_gap = survivors(
-        logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-    )
+    tokens, value, margin, border_gap = survivors(logits, sampling)
     by_id = np.argsort(tokens)
     ends = np.cumsum(value[by_id]) / value.sum()
-    chance = uniform(seed, position)
+    chance = uniform(sampling.seed or 0, position, choice)
     place = min(int(np.searchsorted(ends, chance, side="right")), len(ends) - 1)
     # The distance to the nearest border between two survivors; 0 and 1 are no such borders.
     margin = min(margin, np.abs(ends[:-1] - chance).min(initial=np.inf))

@@ -1,11 +1,11 @@
-"""The sampler against an oracle that sorts, over random and adversarial rows; and its statistics.
+"""The sampler against an oracle that sorts, over random and adversarial rows with every rule.
 
 What would break these: another order of the rules, a border that keeps one more or one less, ties
-decided by place in a block, a rule that leaks from row to row, a bias of the random numbers.
+decided by place in a block, a rule that leaks from row to row or reads what is stale in a table.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,56 +13,66 @@ import numpy as np
 import pytest
 
 from octavo.engine import sampler
-from octavo.engine.sampler import SamplingRows
+from octavo.engine.sampling_params import SamplingParams
 
 from . import sampling_oracle as oracle
-
-CLEAR = 1e-6  # margins below it may be decided by the rounding of float32 sums
+from .sampler_rows import GREEDY, MAX_BIASES, MAX_STOP_IDS, PADDING, Row, arrays, sample
 
 _sample = jax.jit(sampler.sample)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """Parameters of one row; the defaults are plain sampling."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+CLEAR = 1e-6  # margins below it may be decided by the rounding of float32 sums
+# Rules are applied in float32 here and in float64 there. Two tokens whose scaled logits are closer
+# than this may stand in the other order.
+CLEAR_BORDER = 1e-5
 
 
-GREEDY = Rule(temperature=0.0)
-
-
-def sampling_rows(
-    rules: Sequence[Rule], seeds: Sequence[int], positions: Sequence[int]
-) -> SamplingRows:
-    words = [[seed & 0xFFFFFFFF, seed >> 32] for seed in seeds]
-    return SamplingRows(
-        temperature=jnp.array([rule.temperature for rule in rules], jnp.float32),
-        top_k=jnp.array([rule.top_k for rule in rules], jnp.int32),
-        top_p=jnp.array([rule.top_p for rule in rules], jnp.float32),
-        min_p=jnp.array([rule.min_p for rule in rules], jnp.float32),
-        seed=jnp.array(words, jnp.uint32),
-        position=jnp.array(positions, jnp.int32),
-    )
-
-
-def sample(
-    logits: np.ndarray, rules: Sequence[Rule], seeds: Sequence[int], positions: Sequence[int]
-) -> np.ndarray:
-    return np.asarray(_sample(jnp.asarray(logits), sampling_rows(rules, seeds, positions)))
-
-
-def _random_rule(rng: np.random.Generator, vocab: int) -> Rule:
+def _random_truncation(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
     """Any combination; extremes as often as ordinary values."""
-    everything = [vocab - 1, vocab, vocab + 1, 2**31 - 1]
-    return Rule(
-        temperature=rng.choice([0.0, 1e-6, 0.1, 0.7, 1.0, 1.5, 100.0]),
-        top_k=int(rng.choice([0, 0, 1, 2, 5, 40, 63, 64, 65, 100, *everything])),
-        top_p=rng.choice([1.0, 1.0, 1e-6, 0.1, 0.5, 0.9, 0.95, 0.999999]),
-        min_p=rng.choice([0.0, 0.0, 1e-6, 0.01, 0.1, 0.5, 1.0]),
+    everything = [-1, vocab - 1, vocab, vocab + 1, 2**31 - 1]
+    return {
+        "temperature": float(rng.choice([0.0, 1e-6, 0.1, 0.7, 1.0, 1.5, 100.0])),
+        "top_k": int(rng.choice([0, 0, 1, 2, 5, 40, 63, 64, 65, 100, *everything])),
+        "top_p": float(rng.choice([1.0, 1.0, 1e-6, 0.1, 0.5, 0.9, 0.95, 0.999999])),
+        "min_p": float(rng.choice([0.0, 0.0, 1e-6, 0.01, 0.1, 0.5, 1.0])),
+    }
+
+
+def _random_rules(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
+    """Each rule in two rows of five; some id is always left."""
+
+    def some(least: int, most: int) -> tuple[int, ...]:
+        return tuple(rng.permutation(vocab)[: rng.integers(least, most + 1)].tolist())
+
+    rules: dict[str, Any] = {
+        "repetition_penalty": float(rng.choice([0.5, 1.3, 2.0, 100.0])),
+        "frequency_penalty": float(rng.choice([-2.0, 0.3, 2.0])),
+        "presence_penalty": float(rng.choice([-1.5, 0.1, 2.0])),
+        "logit_bias": tuple(
+            (token_id, float(rng.choice([-100.0, -1.5, 0.7, 5.0, 100.0])))
+            for token_id in some(1, MAX_BIASES)
+        ),
+        "allowed_token_ids": some(vocab // 2, vocab),
+        "banned_token_ids": some(1, vocab // 4),
+        "min_tokens": 2,
+    }
+    return {name: value for name, value in rules.items() if rng.random() < 0.4} | {
+        "stop_token_ids": some(1, min(MAX_STOP_IDS, vocab // 5))
+    }
+
+
+def _random_row(rng: np.random.Generator, vocab: int) -> Row:
+    """Without rules as often as with them: rows without take other ways."""
+    rules = _random_rules(rng, vocab) if rng.random() < 0.5 else {}
+    return Row(
+        sampling=SamplingParams(
+            **_random_truncation(rng, vocab),
+            **rules,
+            seed=int(rng.integers(2**64, dtype=np.uint64)),
+        ),
+        prompt=tuple(rng.integers(0, vocab, rng.integers(1, 12)).tolist()),
+        output=tuple(rng.integers(0, vocab, rng.integers(0, 12)).tolist()),
+        position=int(rng.choice([0, 1, 2, 4095])),
+        choice=int(rng.choice([0, 0, 1, 127])),
     )
 
 
@@ -93,36 +103,48 @@ def _random_logits(rng: np.random.Generator, vocab: int) -> np.ndarray:
 def test_equals_the_oracle(vocab: int):
     rng = np.random.default_rng(vocab)
     num_rows, num_batches = 64, 25
-    num_clear = num_wide = num_drawn = 0
+    num_clear = num_sure = num_wide = num_drawn = 0
     for _ in range(num_batches):
         logits = np.stack([_random_logits(rng, vocab) for _ in range(num_rows)])
-        rules = [_random_rule(rng, vocab) for _ in range(num_rows)]
-        seeds = rng.integers(0, 2**64, num_rows, np.uint64).tolist()
-        positions = rng.integers(0, 4096, num_rows).tolist()
-        tokens = sample(logits, rules, seeds, positions)
-        for row, rule in enumerate(rules):
-            expected = oracle.draw(
-                logits[row], **vars(rule), seed=seeds[row], position=positions[row]
-            )
-            if rule.temperature == 0 or expected.margin > CLEAR:
-                assert tokens[row] == expected.token, (rule, logits[row])
-                num_clear += 1
-            if rule.temperature > 0:
-                kept, *_ = oracle.survivors(logits[row], **vars(rule))
+        rows = [_random_row(rng, vocab) for _ in range(num_rows)]
+        tokens, is_broken = sample(logits, rows)
+        for number, row in enumerate(rows):
+            sampling, ruled = row.sampling, row.ruled(logits[number])
+            assert is_broken[number] == (ruled.max() == -np.inf)
+            if is_broken[number]:  # the only possible id is ruled out
+                continue
+            num_sure += 1
+            expected = oracle.draw(ruled, sampling, position=row.position, choice=row.choice)
+            has_rules = not np.array_equal(ruled, logits[number])
+            if sampling.temperature == 0:
+                is_clear = not has_rules or not 0 < expected.margin < CLEAR_BORDER
+            else:
+                is_clear = expected.margin > CLEAR and (
+                    not has_rules or not 0 < expected.border_gap < CLEAR_BORDER
+                )
+                kept, *_ = oracle.survivors(ruled, sampling)
                 num_drawn += 1
                 num_wide += len(kept) > sampler.NARROW
-    assert num_clear > 0.9 * num_rows * num_batches
+            if is_clear:
+                assert tokens[number] == expected.token, (row, logits[number])
+                num_clear += 1
+    assert num_sure > 0.9 * num_rows * num_batches
+    assert num_clear > 0.9 * num_sure
     if vocab > 2 * sampler.NARROW:
         assert 0.1 < num_wide / num_drawn < 0.9, "one of the two ways is hardly tried"
 
 
+def drawn(**sampling: Any) -> SamplingParams:
+    return SamplingParams(**sampling)
+
+
 def test_few_survivors_are_drawn_without_a_pass_over_the_vocabulary():
     """The narrow way knows when it suffices: else every row would take the slow way, unseen."""
-    vocab, rules = 1000, [Rule(top_p=0.9), Rule(top_k=40), Rule(min_p=0.1), Rule(top_k=40)]
+    vocab, wanted = 1000, [drawn(top_p=0.9), drawn(top_k=40), drawn(min_p=0.1), drawn(top_k=40)]
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 5, (4, vocab)).astype(np.float32)
     logits[3] = 0.0  # the 40 kept are equals of 960 others: only the wide way knows which
-    rows = sampling_rows(rules, [0] * 4, [0] * 4)
+    rows, _, _ = arrays([Row(sampling=sampling) for sampling in wanted], vocab)
     blocks = sampler._blocks(jnp.asarray(logits))
     likelihood = jnp.exp(blocks - blocks.max((1, 2), keepdims=True))
     top_k = jnp.where(rows.top_k > 0, rows.top_k, blocks[0].size)
@@ -132,35 +154,44 @@ def test_few_survivors_are_drawn_without_a_pass_over_the_vocabulary():
     assert suffices.tolist() == [True, True, True, False]
 
 
+# A rule that changes nothing, but sends a row the way of rows with rules.
+NO_CHANGE = {"logit_bias": ((0, 0.0),)}
+
+
 # Values and sums that float32 holds exactly, so that not even a margin of zero excuses anything.
 @pytest.mark.parametrize(
-    ("rule", "num_kept"),
+    ("truncation", "num_kept"),
     [
-        (Rule(), 128),
-        (Rule(top_k=127), 127),
-        (Rule(top_k=128), 128),
-        (Rule(top_k=129), 128),
-        (Rule(top_k=2**31 - 1), 128),
-        (Rule(top_k=1), 1),
-        (Rule(top_k=65), 65),
-        (Rule(top_p=0.5), 64),
-        (Rule(top_p=0.75), 96),
-        (Rule(top_p=1e-6), 1),
-        (Rule(top_k=100, top_p=1e-300), 1),  # 0 in float32
-        (Rule(top_p=0.999999), 128),
-        (Rule(top_k=100, top_p=0.5), 50),  # renormalised: half of the 100, not 64
-        (Rule(top_k=32, top_p=0.25, min_p=1.0), 8),
-        (Rule(min_p=1.0), 128),
+        ({}, 128),
+        ({"top_k": -1}, 128),
+        ({"top_k": 127}, 127),
+        ({"top_k": 128}, 128),
+        ({"top_k": 129}, 128),
+        ({"top_k": 2**31 - 1}, 128),
+        ({"top_k": 1}, 1),
+        ({"top_k": 65}, 65),
+        ({"top_p": 0.5}, 64),
+        ({"top_p": 0.75}, 96),
+        ({"top_p": 1e-6}, 1),
+        ({"top_k": 100, "top_p": 1e-300}, 1),  # 0 in float32
+        ({"top_p": 0.999999}, 128),
+        ({"top_k": 100, "top_p": 0.5}, 50),  # renormalised: half of the 100, not 64
+        ({"top_k": 32, "top_p": 0.25, "min_p": 1.0}, 8),
+        ({"min_p": 1.0}, 128),
     ],
+    ids=str,
 )
 @pytest.mark.parametrize("temperature", [1e-6, 0.7, 1.0, 100.0])
+@pytest.mark.parametrize("rules", [{}, NO_CHANGE], ids=["no rules", "rules"])
 def test_of_equals_the_lowest_ids_survive_and_exactly_as_many_as_asked(
-    rule: Rule, num_kept: int, temperature: float
+    truncation: dict[str, Any], num_kept: int, temperature: float, rules: dict[str, Any]
 ):
     """All logits equal: every one of the survivors comes up in 4,000 draws, and no other."""
     num_rows = 4000
-    rules = [Rule(**(vars(rule) | {"temperature": temperature}))] * num_rows
-    tokens = sample(np.full((num_rows, 128), 2.5, np.float32), rules, range(num_rows), [0] * 4000)
+    sampling = SamplingParams(**truncation, **rules, temperature=temperature)
+    rows, its_rules, tables = arrays([Row(sampling=sampling)] * num_rows, 128)
+    rows = replace(rows, seed=rows.seed.at[:, 0].set(jnp.arange(num_rows)))
+    tokens, _ = _sample(jnp.full((num_rows, 128), 2.5, jnp.float32), rows, its_rules, tables)
     assert set(tokens.tolist()) == set(range(num_kept))
 
 
@@ -176,19 +207,23 @@ _SEED_OF = {
 
 @pytest.mark.parametrize("num_equal", [8, 512])
 @pytest.mark.parametrize(
-    ("rule", "share"),
+    ("truncation", "share"),
     [
-        (Rule(), 1.0),
-        (Rule(top_p=0.5), 0.5),
-        (Rule(top_p=0.75, min_p=1.0), 0.75),
-        (Rule(min_p=1.0), 1.0),
-        (Rule(temperature=0.3, top_p=0.25), 0.25),
-        (Rule(top_k=8), None),
-        (Rule(top_k=4), None),
-        (Rule(top_k=4, top_p=0.5), None),
+        ({}, 1.0),
+        ({"top_p": 0.5}, 0.5),
+        ({"top_p": 0.75, "min_p": 1.0}, 0.75),
+        ({"min_p": 1.0}, 1.0),
+        ({"temperature": 0.3, "top_p": 0.25}, 0.25),
+        ({"top_k": 8}, None),
+        ({"top_k": 4}, None),
+        ({"top_k": 4, "top_p": 0.5}, None),
     ],
+    ids=str,
 )
-def test_borders_are_exact(num_equal: int, rule: Rule, share: float | None):
+@pytest.mark.parametrize("rules", [{}, NO_CHANGE], ids=["no rules", "rules"])
+def test_borders_are_exact(
+    num_equal: int, truncation: dict[str, Any], share: float | None, rules: dict[str, Any]
+):
     """Equal tokens scattered among impossible ones: masses, targets and borders are exact.
 
     The token is the first whose cumulative mass exceeds the number; a border belongs to the token
@@ -197,22 +232,62 @@ def test_borders_are_exact(num_equal: int, rule: Rule, share: float | None):
     logits = np.full(1024, -np.inf, np.float32)
     equal = np.sort(np.random.default_rng(6).permutation(1023)[:num_equal] + 1)
     logits[equal] = 2.5
-    num_kept = round(num_equal * share) if share else min(num_equal, rule.top_k)
-    if rule.top_k and rule.top_p < 1:
-        num_kept = 2
+    if share is not None:
+        num_kept = round(num_equal * share)
+    else:
+        num_kept = 2 if "top_p" in truncation else min(num_equal, truncation["top_k"])
     seeds = list(_SEED_OF.values())
     assert [oracle.uniform(seed, 0) for seed in seeds] == list(_SEED_OF)
-    tokens = sample(np.tile(logits, (5, 1)), [rule] * 5, seeds, [0] * 5)
+    rows = [Row(sampling=SamplingParams(**truncation, **rules, seed=seed)) for seed in seeds]
+    tokens, is_broken = sample(np.tile(logits, (5, 1)), rows)
     assert tokens.tolist() == [equal[int(chance * num_kept)] for chance in _SEED_OF]
+    assert not is_broken.any()
 
 
-def test_top_k_of_one_is_greedy():
+@pytest.mark.parametrize("rules", [{}, NO_CHANGE], ids=["no rules", "rules"])
+def test_top_k_of_one_is_greedy(rules: dict[str, Any]):
     rng = np.random.default_rng(1)
     logits = np.stack([_random_logits(rng, 100) for _ in range(64)])
-    drawn = sample(logits, [Rule(temperature=1.3, top_k=1)] * 64, range(64), range(64))
-    greedy = sample(logits, [GREEDY] * 64, range(64), range(64))
-    np.testing.assert_array_equal(drawn, greedy)
-    np.testing.assert_array_equal(greedy, logits.argmax(-1))
+    one = [
+        Row(sampling=SamplingParams(temperature=1.3, top_k=1, seed=row, **rules), position=row)
+        for row in range(64)
+    ]
+    greedy = Row(sampling=replace(GREEDY, **rules))
+    np.testing.assert_array_equal(sample(logits, one)[0], logits.argmax(-1))
+    np.testing.assert_array_equal(sample(logits, [greedy] * 64)[0], logits.argmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({}, 3),
+        ({"banned_token_ids": (3,)}, 8),
+        ({"allowed_token_ids": (70, 90, 8, 1)}, 8),
+        ({"logit_bias": ((8, 0.5), (70, 0.5))}, 8),
+        ({"logit_bias": ((1, 1.0), (3, -1.0))}, 1),
+        ({"logit_bias": ((3, -0.5), (8, -0.5), (70, -0.5), (90, -0.5), (5, 1.5), (2, 1.5))}, 2),
+        ({"repetition_penalty": 2.0}, 70),  # 3 in the prompt, 8 in the output
+        ({"presence_penalty": 0.5}, 3),
+        ({"presence_penalty": 0.5, "banned_token_ids": (3,)}, 70),
+        ({"frequency_penalty": -0.25}, 8),
+        ({"frequency_penalty": -0.25, "presence_penalty": 0.5}, 3),
+        ({"min_tokens": 1, "stop_token_ids": (3, 70)}, 8),
+        ({"min_tokens": 1, "stop_token_ids": (3, 70), "presence_penalty": 0.5}, 90),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_greedy_takes_the_lowest_of_equals_after_the_rules(
+    rules: dict[str, Any], expected: int, temperature: float
+):
+    """Values that float32 holds exactly, so that rules make ties and break them."""
+    logits = np.zeros((2, 100), np.float32)
+    logits[:, [3, 8, 70, 90]] = 1.5
+    logits[:, 1] = 0.5
+    sampling = SamplingParams(temperature=temperature, top_k=1, **rules)
+    row = Row(sampling=sampling, prompt=(3,), output=(8, 8))
+    tokens, _ = sample(logits, [row, row])
+    assert tokens.tolist() == [expected] * 2
 
 
 def test_a_row_does_not_depend_on_its_batch():
@@ -220,21 +295,129 @@ def test_a_row_does_not_depend_on_its_batch():
     rng = np.random.default_rng(2)
     num_rows, vocab = 64, 1000
     logits = np.stack([_random_logits(rng, vocab) for _ in range(num_rows)])
-    rules = [_random_rule(rng, vocab) for _ in range(num_rows)]
-    seeds = rng.integers(0, 2**64, num_rows, np.uint64).tolist()
-    together = sample(logits, rules, seeds, range(num_rows))
+    rows = [_random_row(rng, vocab) for _ in range(num_rows)]
+    together = np.stack(sample(logits, rows))
     order = rng.permutation(num_rows).tolist()
-    moved = sample(logits[order], [rules[i] for i in order], [seeds[i] for i in order], order)
-    np.testing.assert_array_equal(moved, together[order])
-    for row in range(num_rows):
+    moved = np.stack(sample(logits[order], [rows[i] for i in order]))
+    np.testing.assert_array_equal(moved, together[:, order])
+    for number in range(num_rows):
         for garbage in (np.nan, np.inf, -np.inf, 1e30):
             beside = np.full_like(logits, garbage)
-            place = (row * 7) % num_rows
-            beside[place] = logits[row]
-            padded = [GREEDY] * num_rows
-            padded[place] = rules[row]
-            alone = sample(beside, padded, [seeds[row]] * num_rows, [row] * num_rows)
-            assert alone[place] == together[row], (row, garbage, rules[row])
+            place = (number * 7) % num_rows
+            beside[place] = logits[number]
+            padded = [PADDING] * num_rows
+            padded[place] = rows[number]
+            alone = np.stack(sample(beside, padded))
+            np.testing.assert_array_equal(alone[:, place], together[:, number], err_msg=str(rows))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "logit_bias",
+        "allowed_token_ids",
+        "banned_token_ids",
+        "min_tokens",
+    ],
+)
+def test_a_seeded_row_is_the_same_beside_every_rule(name: str):
+    """Failure case 3.3: the neighbours have a rule, with a seed or none, or are broken by it."""
+    rng = np.random.default_rng(7)
+    num_rows, vocab = 8, 100
+    logits = rng.normal(0, 2, (num_rows, vocab)).astype(np.float32)
+    options = {**_random_truncation(rng, vocab), "temperature": 1.3}
+    while name not in options:
+        options |= _random_rules(rng, vocab)
+    beside: dict[str, Any] = {name: options[name]}
+    if name == "min_tokens":
+        beside["stop_token_ids"] = (1, 2)
+    seeded = [
+        Row(sampling=SamplingParams(seed=42), prompt=(1, 2), output=(3, 3)),
+        Row(sampling=SamplingParams(seed=42, top_k=20, presence_penalty=1.0), output=(3, 3)),
+    ]
+    for row in seeded:
+        tokens = set()
+        for place in range(num_rows):
+            for temperature in (0.0, 0.8):
+                neighbour = SamplingParams(**{"temperature": temperature, **beside, "seed": place})
+                rows = [Row(sampling=neighbour, prompt=(3,), output=(1, 1))] * num_rows
+                rows[place] = row
+                mixed = logits.copy()
+                mixed[place] = logits[0]
+                mixed[(place + 1) % num_rows, ::2] = np.nan
+                token, is_broken = sample(mixed, rows)
+                assert is_broken.tolist() == [at == (place + 1) % num_rows for at in range(8)]
+                tokens.add(int(token[place]))
+        assert len(tokens) == 1
+
+
+def _with(logits: np.ndarray, place: int | slice, value: float) -> np.ndarray:
+    changed = logits.copy()
+    changed[place] = value
+    return changed
+
+
+EVERYTHING_BANNED = {"banned_token_ids": tuple(range(40))}
+
+
+@pytest.mark.parametrize("rules", [{}, NO_CHANGE], ids=["no rules", "rules"])
+@pytest.mark.parametrize(
+    "truncation",
+    [GREEDY, drawn(), drawn(top_k=5), drawn(top_p=0.9), drawn(min_p=0.1), drawn(temperature=1e-6)],
+    ids=["greedy", "whole", "top_k", "top_p", "min_p", "cold"],
+)
+def test_exactly_the_rows_that_mean_nothing_are_broken(
+    truncation: SamplingParams, rules: dict[str, Any]
+):
+    """NaN and infinity anywhere, or no id left; never a row with one possible id."""
+    vocab = 40
+    plain = np.random.default_rng(3).normal(0, 3, vocab).astype(np.float32)
+    only = np.full(vocab, -np.inf, np.float32)
+    only[11] = -3e38
+    sampling = replace(truncation, **rules)
+    allowed = tuple(range(0, vocab, 2))
+    stops: dict[str, Any] = {"min_tokens": 1, "stop_token_ids": (11,)}
+    cases: list[tuple[np.ndarray, dict[str, Any], bool]] = [
+        (plain, {}, False),
+        (_with(plain, slice(None), np.nan), {}, True),
+        (_with(plain, 0, np.nan), {}, True),
+        (_with(plain, 39, np.nan), {}, True),
+        (_with(plain, 17, np.inf), {}, True),
+        (_with(plain, slice(None), np.inf), {}, True),
+        (_with(plain, slice(None), -np.inf), {}, True),
+        (_with(plain, slice(1, None), -np.inf), {}, False),
+        (only, {}, False),
+        (plain, EVERYTHING_BANNED, True),
+        (plain, {"banned_token_ids": tuple(range(39))}, False),
+        (plain, {"allowed_token_ids": ()}, True),
+        (only, {"allowed_token_ids": (11,)}, False),
+        (only, {"allowed_token_ids": allowed}, True),
+        (only, {"banned_token_ids": (11,)}, True),
+        (only, stops, True),
+        (plain, {**stops, "allowed_token_ids": (11,)}, True),
+        (plain, {**stops, "allowed_token_ids": (11, 12)}, False),
+        # A rule does not hide that the model's logits are no logits.
+        (_with(plain, 17, np.nan), {"banned_token_ids": (17,)}, True),
+        (_with(plain, 17, np.inf), {"allowed_token_ids": allowed}, True),
+        (_with(plain, 11, np.nan), stops, True),
+        # Nor does it break what is finite.
+        (_with(plain, slice(None), 3e38), {"logit_bias": ((1, -100.0),)}, False),
+        (only, {"repetition_penalty": 0.5, "presence_penalty": 2.0}, False),
+    ]
+    rows = [Row(sampling=replace(sampling, **extra), output=(11, 11)) for _, extra, _ in cases]
+    logits = np.stack([row for row, _, _ in cases])
+    tokens, is_broken = sample(logits, rows)
+    assert is_broken.tolist() == [expected for _, _, expected in cases]
+    assert (tokens >= 0).all()
+    assert (tokens < vocab).all()
+    assert tokens[8] == tokens[12] == tokens[22] == 11
 
 
 @pytest.mark.parametrize("vocab", [10, 100, 128])
@@ -243,70 +426,16 @@ def test_a_broken_row_yields_an_id_and_disturbs_nobody(vocab: int, bad: str):
     rng = np.random.default_rng(3)
     num_rows = 64
     logits = np.stack([_random_logits(rng, vocab) for _ in range(num_rows)])
-    rules = [_random_rule(rng, vocab) for _ in range(num_rows)]
-    seeds = range(num_rows)
-    healthy = sample(logits, rules, seeds, [0] * num_rows)
+    rows = [_random_row(rng, vocab) for _ in range(num_rows)]
+    healthy = np.stack(sample(logits, rows))
     broken = logits.copy()
     value = {"one NaN": np.nan, "all NaN": np.nan, "inf": np.inf, "all -inf": -np.inf}[bad]
     broken[::2, 3 if bad in ("one NaN", "inf") else slice(None)] = value
-    tokens = sample(broken, rules, seeds, [0] * num_rows)
-    np.testing.assert_array_equal(tokens[1::2], healthy[1::2])
+    tokens, is_broken = sample(broken, rows)
+    np.testing.assert_array_equal((tokens[1::2], is_broken[1::2]), healthy[:, 1::2])
+    assert is_broken[::2].all()
     assert tokens.min() >= 0
     assert tokens.max() < vocab
-
-
-# Distributions with many survivors and with few, so that both ways are tried.
-_DISTRIBUTIONS = [
-    Rule(temperature=0.7, top_p=0.95),
-    Rule(temperature=3.0, top_k=90, top_p=0.98, min_p=0.001),
-]
-_MORE_DISTRIBUTIONS = [
-    Rule(),
-    Rule(top_k=20),
-    Rule(temperature=0.4),
-    Rule(temperature=2.0),
-    Rule(top_k=80),
-    Rule(top_p=0.5),
-    Rule(top_p=0.99),
-    Rule(min_p=0.2),
-    Rule(min_p=0.01),
-    Rule(temperature=0.8, top_k=50, top_p=0.9, min_p=0.02),
-]
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        *_DISTRIBUTIONS,
-        *(pytest.param(rule, marks=pytest.mark.full) for rule in _MORE_DISTRIBUTIONS),
-    ],
-    ids=str,
-)
-def test_draws_follow_the_distribution(rule: Rule):
-    """Chi-square of 100,000 draws: over seeds at one position, and over positions of one seed."""
-    vocab, num_rows, num_draws = 100, 5000, 100_000
-    logits = np.random.default_rng(4).normal(0, 1, vocab).astype(np.float32)
-    kept, value, *_ = oracle.survivors(logits, **vars(rule))
-    expected = np.zeros(vocab)
-    expected[kept] = value / value.sum() * num_draws
-    batch, rules = np.tile(logits, (num_rows, 1)), [rule] * num_rows
-    counts = np.zeros(vocab)
-    for first in range(0, num_draws, num_rows):
-        numbers = np.arange(first, first + num_rows)
-        if first < num_draws // 2:
-            tokens = sample(batch, rules, numbers.tolist(), np.zeros(num_rows, int).tolist())
-        else:
-            tokens = sample(batch, rules, [2**63 + 5] * num_rows, numbers.tolist())
-        counts += np.bincount(tokens, minlength=vocab)
-    assert not counts[expected == 0].any(), "a token that the rules exclude"
-    # Cells with few expected draws are put together, as the test wants it.
-    common = expected >= 10
-    observed = np.append(counts[common], counts[~common].sum())
-    wanted = np.append(expected[common], expected[~common].sum())
-    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
-    statistic = ((observed - wanted) ** 2 / wanted).sum()
-    p_value = jax.scipy.special.gammaincc((len(wanted) - 1) / 2, statistic / 2)
-    assert p_value > 0.001
 
 
 def test_the_random_numbers_are_threefry():
@@ -317,13 +446,37 @@ def test_the_random_numbers_are_threefry():
     pi_key, pi_counter = (0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3)
     assert oracle.threefry_2x32(pi_key, pi_counter) == (0xC4923A9C, 0x483DF7A0)
 
-    seeds = [0, 1, 2**32 - 1, 2**32, 2**63 + 12345, 2**64 - 1] * 3
-    positions = [0] * 6 + [1] * 6 + [2**24 + 1] * 6
-    rows = sampling_rows([Rule()] * len(seeds), seeds, positions)
-    found = np.asarray(sampler.uniform(rows.seed, rows.position))
-    expected = [oracle.uniform(*pair) for pair in zip(seeds, positions, strict=True)]
+    cases = [
+        (seed, position, choice)
+        for seed in (0, 1, 2**32 - 1, 2**32, 2**63 + 12345, 2**64 - 1)
+        for position in (0, 1, 2**24 + 1)
+        for choice in (0, 1, 127)
+    ]
+    rows, _, _ = arrays(
+        [
+            Row(sampling=SamplingParams(seed=seed), position=position, choice=choice)
+            for seed, position, choice in cases
+        ],
+        32,
+    )
+    found = np.asarray(sampler.uniform(rows.seed, rows.position, rows.choice))
+    expected = [oracle.uniform(*case) for case in cases]
     assert found.tolist() == expected
-    assert len(set(expected)) == len(expected), "seed and position both count, high word included"
+    assert len(set(expected)) == len(expected), "all three count, the seed's high word included"
+
+
+def test_choices_draw_apart():
+    """Same seed, position and logits: choices differ; and nothing but the three decides."""
+    vocab, num_choices = 1000, 128
+    logits = np.zeros((num_choices, vocab), np.float32)
+    rows = [
+        Row(sampling=SamplingParams(seed=42), position=5, choice=choice)
+        for choice in range(num_choices)
+    ]
+    tokens, _ = sample(logits, rows)
+    chances = [oracle.uniform(42, 5, choice) for choice in range(num_choices)]
+    assert tokens.tolist() == [int(chance * vocab) for chance in chances]
+    assert len(set(tokens.tolist())) > 0.9 * num_choices
 
 
 def test_log_probabilities_are_those_of_the_raw_distribution():
@@ -337,3 +490,52 @@ def test_log_probabilities_are_those_of_the_raw_distribution():
     expected = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     found = np.asarray(sampler.chosen_logprobs(jnp.asarray(logits), jnp.asarray(tokens)))
     np.testing.assert_allclose(found, expected[np.arange(16), tokens], atol=2e-3, rtol=1e-5)
+    ids, top = map(np.asarray, sampler.top_logprobs(jnp.asarray(logits), 20))
+    for row in range(16):
+        order = np.lexsort((np.arange(100), -logits[row]))[:20]
+        assert ids[row].tolist() == order.tolist()
+        np.testing.assert_allclose(top[row], expected[row, order], atol=2e-3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [10, 100, 257, 3000])
+def test_the_most_likely_ids_are_the_lowest_of_equals(vocab: int):
+    """Fails if ties go to whichever block is higher, or padding of the last block is reported."""
+    rng = np.random.default_rng(vocab)
+    logits = np.stack([_random_logits(rng, vocab) for _ in range(200)])
+    logits[0] = -np.inf
+    logits[0, vocab - 1] = 0.0
+    ids, logprobs = map(np.asarray, jax.jit(sampler.top_logprobs, static_argnums=1)(logits, 20))
+    count = min(vocab, 20)
+    for row in range(len(logits)):
+        order = np.lexsort((np.arange(vocab), -logits[row]))[:count]
+        assert ids[row, :count].tolist() == order.tolist(), logits[row]
+    assert (np.diff(logprobs) <= 0).all()
+    assert not ids[:, count:].any()
+    assert (logprobs[:, count:] == sampler.LEAST_LOGPROB).all()
+
+
+def test_log_probabilities_are_finite_where_ids_are_impossible():
+    """Failure case 3.5: a model that rules ids out, 20 most likely of 2, a difference of 1e30."""
+    logits = np.full((4, 100), -np.inf, np.float32)
+    logits[:, [4, 70]] = 1.0
+    logits[1] = 0.0
+    logits[1, 5] = 1e30
+    logits[2, :] = -1e30
+    logits[2, 9] = 0.0
+    logits[3, :] = -200.0
+    logits[3, 8] = 9900.0
+    for token in (0, 4, 5, 99):
+        found = sampler.chosen_logprobs(jnp.asarray(logits), jnp.full(4, token, jnp.int32))
+        assert np.isfinite(found).all()
+        assert (np.asarray(found) <= 0).all()
+    assert (
+        sampler.chosen_logprobs(jnp.asarray(logits), jnp.zeros(4, jnp.int32)).tolist()
+        == [-9999.0] * 4
+    )
+    ids, logprobs = map(np.asarray, sampler.top_logprobs(jnp.asarray(logits), 20))
+    assert np.isfinite(logprobs).all()
+    assert ids[0, :2].tolist() == [4, 70]
+    np.testing.assert_allclose(logprobs[0, :2], -np.log(2), rtol=1e-6)
+    assert (logprobs[0, 2:] == -9999.0).all()
+    assert (logprobs[1:3, 1:] == -9999.0).all()
+    assert (logprobs[1:, 0] == 0.0).all()

@@ -155,6 +155,25 @@ def test_a_segment_does_not_depend_on_its_neighbours(shape: Shape):
         np.testing.assert_array_equal(bits(attended(before, after, rows)), bits(alone))
 
 
+@pytest.mark.parametrize("shape", MIXED_SHAPES, ids=str)
+def test_a_request_whose_kv_is_nan_poisons_nobody_else(shape: Shape):
+    """Rows and segments beside it keep every bit, in the same tile too."""
+    length = shape.chunk // 4
+    segments = [(7, length), (140, length), (0, length)]
+    lens = [5, 130, 1, 300][: shape.rows]
+    before, *_ = run(_compiled(shape), make_case(shape, lens, segments))
+    sick = make_case(shape, lens, segments)
+    first = shape.rows + length
+    sick.k[first : first + length] = np.nan
+    sick.v[first : first + length] = np.nan
+    sick.k[0] = sick.v[0] = np.nan  # and a row
+    after, *_ = run(_compiled(shape), sick)
+    healthy = [*range(1, first), *range(first + length, first + 2 * length)]
+    np.testing.assert_array_equal(bits(after[healthy]), bits(before[healthy]))
+    assert np.isnan(after[0]).any()
+    assert np.isnan(after[first]).any()
+
+
 @pytest.mark.parametrize("shape", MIXED_SHAPES[:2], ids=str)
 def test_a_chunk_of_one_token_equals_a_decode_row(shape: Shape):
     """The last token of a prompt, computed as a chunk or as a row, agrees to rounding."""
