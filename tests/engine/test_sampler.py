@@ -190,7 +190,7 @@ def test_of_equals_the_lowest_ids_survive_and_exactly_as_many_as_asked(
     num_rows = 4000
     sampling = SamplingParams(**truncation, **rules, temperature=temperature)
     rows, its_rules, tables = arrays([Row(sampling=sampling)] * num_rows, 128)
-    rows = replace(rows, seed=rows.seed.at[:, 0].set(jnp.arange(num_rows)))
+    rows = replace(rows, seed=rows.seed.at[:, 0].set(jnp.arange(num_rows, dtype=jnp.uint32)))
     tokens, _ = _sample(jnp.full((num_rows, 128), 2.5, jnp.float32), rows, its_rules, tables)
     assert set(tokens.tolist()) == set(range(num_kept))
 
