@@ -10,6 +10,7 @@ from ..engine.build import build_engine
 from ..engine.compilation import compile_events, use_persistent_cache
 from ..engine.engine_thread import EngineThread
 from ..engine.event_log import EventLog
+from ..engine.guides import Guides
 from ..engine.request import RequestOutput
 from ..models.checkpoint import CheckpointError, open_checkpoint
 from ..models.fetch import FetchError, fetch
@@ -48,12 +49,17 @@ def load_model(
         on_progress("reading the tokenizer", 0, 0)
         checkpoint = open_checkpoint(path)
         tokenizer = load_tokenizer(checkpoint.tokenizer_source)
+        eos_token_ids = checkpoint.eos_token_ids | tokenizer.eos_token_ids
+        guides = Guides(
+            tokenizer, vocab_size=checkpoint.config.vocab_size, eos_token_ids=eos_token_ids
+        )
         built = build_engine(
             checkpoint,
             options.engine,
-            eos_token_ids=checkpoint.eos_token_ids | tokenizer.eos_token_ids,
+            eos_token_ids=eos_token_ids,
             clock=time.monotonic,
             on_progress=on_progress,
+            guides=guides,
             recorder=recorder,
         )
     except CheckpointError as error:
@@ -77,6 +83,7 @@ def load_model(
         num_executables=built.num_executables,
         compile_s=built.compile_s,
         compile_events_since_ready=lambda: compile_events() - events_at_ready,
+        check_guide=guides.check,
     )
 
 

@@ -1,6 +1,7 @@
 """Several choices of one request: forks that share its prompt's pages, each with its own output."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def num_chunk_tokens(executor: FakeExecutor) -> int:
         (False, {}),
     ],
 )
-def test_choices_share_the_pages_of_the_prompt(prefix_cache: bool, options: dict[str, object]):
+def test_choices_share_the_pages_of_the_prompt(prefix_cache: bool, options: dict[str, Any]):
     """Fails if a fork computes what choice 0 has computed, whatever the request may read."""
     engine, executor = fake_engine(small_config(prefix_cache=prefix_cache))
     one = request("a", PROMPT, n=3, max_tokens=6, temperature=1.0, seed=5, **options)
@@ -63,7 +64,7 @@ def test_choices_share_the_pages_of_the_prompt(prefix_cache: bool, options: dict
 
 
 @pytest.mark.parametrize("options", [{"reads_prefix_cache": False}, {"prompt_logprobs": True}])
-def test_a_request_that_reads_no_cache_shares_with_itself_alone(options: dict[str, object]):
+def test_a_request_that_reads_no_cache_shares_with_itself_alone(options: dict[str, Any]):
     """Its pages are found neither by the next request with its id nor through anything else."""
     engine, executor = fake_engine()
     one = request("a", PROMPT, n=2, max_tokens=2, **options)
@@ -148,7 +149,7 @@ def test_a_deadline_ends_every_choice():
     assert [answer.finish_reason for answer in answers.values()] == [FinishReason.DEADLINE] * 3
 
 
-def thread_of(outputs: list[RequestOutput], **changes: object) -> EngineThread:
+def thread_of(outputs: list[RequestOutput], **changes: Any) -> EngineThread:
     """Not started: what is submitted waits."""
     engine, _ = fake_engine(small_config(**changes))
     return EngineThread(engine, outputs.extend, Clock())
@@ -173,9 +174,7 @@ def test_each_choice_counts_as_a_request():
         ({}, 0, r"n is 0; it must be in \[1, 128\]"),
     ],
 )
-def test_choices_that_no_waiting_lets_in_are_refused(
-    changes: dict[str, object], n: int, message: str
-):
+def test_choices_that_no_waiting_lets_in_are_refused(changes: dict[str, Any], n: int, message: str):
     """Kind 11.3."""
     with pytest.raises(InvalidRequest, match=message):
         thread_of([], **changes).submit(request("a", n=n, max_tokens=10))

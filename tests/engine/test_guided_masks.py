@@ -12,6 +12,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.guided_masks import GuidedMasks, GuideError
 from octavo.engine.request import FinishReason
 from octavo.engine.sampling_params import Guide, GuideKind
+from octavo.engine.step_shapes import StepKey
 from octavo.engine.token_masks import Mask
 
 from .fakes import (
@@ -167,21 +168,20 @@ def test_a_request_that_is_gone_leaves_no_guide_behind():
     assert not engine._guides._pending
 
 
-def test_masks_go_up_only_where_one_changes():
+def test_masks_go_up_only_where_one_changes(monkeypatch: pytest.MonkeyPatch):
     """A static one once per insertion, a guide's with each token, for nobody else."""
     engine, executor = fake_engine()
     changed: list[int] = []
     dispatch = executor.dispatch
 
-    def watch(key: object, packed: np.ndarray, mask_rows: np.ndarray | None = None) -> object:
-        changed.append(
-            0
-            if mask_rows is None
-            else int((mask_rows[:, packing.MASK_SLOT] < engine.config.max_num_seqs).sum())
-        )
+    def watch(
+        key: StepKey, packed: np.ndarray, mask_rows: np.ndarray | None = None
+    ) -> tuple[int, np.ndarray]:
+        slots = np.array([]) if mask_rows is None else mask_rows[:, packing.MASK_SLOT]
+        changed.append(int((slots < engine.config.max_num_seqs).sum()))
         return dispatch(key, packed, mask_rows)
 
-    executor.dispatch = watch
+    monkeypatch.setattr(executor, "dispatch", watch)
     add_request(engine, request("plain", max_tokens=8))
     add_request(engine, request("banned", max_tokens=8, banned_token_ids=(3,)))
     finish(engine)
