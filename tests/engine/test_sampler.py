@@ -16,7 +16,8 @@ from octavo.engine import sampler
 from octavo.engine.sampling_params import SamplingParams
 
 from . import sampling_oracle as oracle
-from .sampler_rows import GREEDY, MAX_BIASES, MAX_STOP_IDS, PADDING, Row, arrays, sample
+from .random_rows import random_logits, random_row, random_rules, random_truncation
+from .sampler_rows import GREEDY, PADDING, Row, arrays, sample
 
 _sample = jax.jit(sampler.sample)
 
@@ -26,87 +27,14 @@ CLEAR = 1e-6  # margins below it may be decided by the rounding of float32 sums
 CLEAR_BORDER = 1e-5
 
 
-def _random_truncation(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
-    """Any combination; extremes as often as ordinary values."""
-    everything = [-1, vocab - 1, vocab, vocab + 1, 2**31 - 1]
-    return {
-        "temperature": float(rng.choice([0.0, 1e-6, 0.1, 0.7, 1.0, 1.5, 100.0])),
-        "top_k": int(rng.choice([0, 0, 1, 2, 5, 40, 63, 64, 65, 100, *everything])),
-        "top_p": float(rng.choice([1.0, 1.0, 1e-6, 0.1, 0.5, 0.9, 0.95, 0.999999])),
-        "min_p": float(rng.choice([0.0, 0.0, 1e-6, 0.01, 0.1, 0.5, 1.0])),
-    }
-
-
-def _random_rules(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
-    """Each rule in two rows of five; some id is always left."""
-
-    def some(least: int, most: int) -> tuple[int, ...]:
-        return tuple(rng.permutation(vocab)[: rng.integers(least, most + 1)].tolist())
-
-    rules: dict[str, Any] = {
-        "repetition_penalty": float(rng.choice([0.5, 1.3, 2.0, 100.0])),
-        "frequency_penalty": float(rng.choice([-2.0, 0.3, 2.0])),
-        "presence_penalty": float(rng.choice([-1.5, 0.1, 2.0])),
-        "logit_bias": tuple(
-            (token_id, float(rng.choice([-100.0, -1.5, 0.7, 5.0, 100.0])))
-            for token_id in some(1, MAX_BIASES)
-        ),
-        "allowed_token_ids": some(vocab // 2, vocab),
-        "banned_token_ids": some(1, vocab // 4),
-        "min_tokens": 2,
-    }
-    return {name: value for name, value in rules.items() if rng.random() < 0.4} | {
-        "stop_token_ids": some(1, min(MAX_STOP_IDS, vocab // 5))
-    }
-
-
-def _random_row(rng: np.random.Generator, vocab: int) -> Row:
-    """Without rules as often as with them: rows without take other ways."""
-    rules = _random_rules(rng, vocab) if rng.random() < 0.5 else {}
-    return Row(
-        sampling=SamplingParams(
-            **_random_truncation(rng, vocab),
-            **rules,
-            seed=int(rng.integers(2**64, dtype=np.uint64)),
-        ),
-        prompt=tuple(rng.integers(0, vocab, rng.integers(1, 12)).tolist()),
-        output=tuple(rng.integers(0, vocab, rng.integers(0, 12)).tolist()),
-        position=int(rng.choice([0, 1, 2, 4095])),
-        choice=int(rng.choice([0, 0, 1, 127])),
-    )
-
-
-def _random_logits(rng: np.random.Generator, vocab: int) -> np.ndarray:
-    """Of one row: flat, peaked, tied in various ways, partly or nearly all impossible."""
-    kind = rng.integers(8)
-    logits = rng.normal(0, rng.choice([0.01, 1.0, 5.0, 30.0]), vocab)
-    if kind == 0:
-        logits[:] = rng.normal()
-    elif kind == 1:  # a few values only: ties everywhere
-        logits = np.round(logits * rng.choice([0.3, 1.0]))
-    elif kind == 2:  # one high, all others tied
-        logits[:] = -1.0
-        logits[rng.integers(vocab)] = 3.0
-    elif kind == 3:  # many tied at the top, scattered over the blocks
-        logits[rng.permutation(vocab)[: vocab // 2]] = logits.max()
-    elif kind == 4:
-        logits[rng.permutation(vocab)[: vocab // 2]] = -np.inf
-    elif kind == 5:
-        only = rng.integers(vocab)
-        logits[np.arange(vocab) != only] = -np.inf
-    elif kind == 6:
-        logits[rng.integers(vocab)] += 1e4
-    return logits.astype(np.float32)
-
-
 @pytest.mark.parametrize("vocab", [10, 64, 100, 1000])
 def test_equals_the_oracle(vocab: int):
     rng = np.random.default_rng(vocab)
     num_rows, num_batches = 64, 25
     num_clear = num_sure = num_wide = num_drawn = 0
     for _ in range(num_batches):
-        logits = np.stack([_random_logits(rng, vocab) for _ in range(num_rows)])
-        rows = [_random_row(rng, vocab) for _ in range(num_rows)]
+        logits = np.stack([random_logits(rng, vocab) for _ in range(num_rows)])
+        rows = [random_row(rng, vocab) for _ in range(num_rows)]
         tokens, is_broken = sample(logits, rows)
         for number, row in enumerate(rows):
             sampling, ruled = row.sampling, row.ruled(logits[number])
@@ -181,8 +109,11 @@ NO_CHANGE = {"logit_bias": ((0, 0.0),)}
     ],
     ids=str,
 )
-@pytest.mark.parametrize("temperature", [1e-6, 0.7, 1.0, 100.0])
-@pytest.mark.parametrize("rules", [{}, NO_CHANGE], ids=["no rules", "rules"])
+@pytest.mark.parametrize(
+    ("temperature", "rules"),
+    [(1e-6, {}), (0.7, {}), (1.0, {}), (100.0, {}), (0.7, NO_CHANGE)],
+    ids=["1e-6", "0.7", "1", "100", "0.7 with rules"],
+)
 def test_of_equals_the_lowest_ids_survive_and_exactly_as_many_as_asked(
     truncation: dict[str, Any], num_kept: int, temperature: float, rules: dict[str, Any]
 ):
@@ -247,7 +178,7 @@ def test_borders_are_exact(
 @pytest.mark.parametrize("rules", [{}, NO_CHANGE], ids=["no rules", "rules"])
 def test_top_k_of_one_is_greedy(rules: dict[str, Any]):
     rng = np.random.default_rng(1)
-    logits = np.stack([_random_logits(rng, 100) for _ in range(64)])
+    logits = np.stack([random_logits(rng, 100) for _ in range(64)])
     one = [
         Row(sampling=SamplingParams(temperature=1.3, top_k=1, seed=row, **rules), position=row)
         for row in range(64)
@@ -255,6 +186,20 @@ def test_top_k_of_one_is_greedy(rules: dict[str, Any]):
     greedy = Row(sampling=replace(GREEDY, **rules))
     np.testing.assert_array_equal(sample(logits, one)[0], logits.argmax(-1))
     np.testing.assert_array_equal(sample(logits, [greedy] * 64)[0], logits.argmax(-1))
+
+
+@pytest.mark.xfail(
+    reason="top-k compares likelihoods, in which logits may be equal that are not", strict=True
+)
+@pytest.mark.parametrize(("low", "temperature"), [(0.001, 1.0), (0.5, 2.0), (5.0, 20.0)])
+def test_top_k_of_one_takes_the_highest_logit_however_close(low: float, temperature: float):
+    """Neighbours among the numbers of float32, the higher one at the higher id."""
+    logits = np.full((2, 100), -1.0, np.float32)
+    logits[:, 3] = low
+    logits[:, 60] = np.nextafter(np.float32(low), np.float32(np.inf))
+    row = Row(sampling=SamplingParams(temperature=temperature, top_k=1))
+    tokens, _ = sample(logits, [row, row])
+    assert tokens.tolist() == [60, 60]
 
 
 @pytest.mark.parametrize(
@@ -294,8 +239,8 @@ def test_a_row_does_not_depend_on_its_batch():
     """Alone among padding of any content, in another place, beside any rules: the same token."""
     rng = np.random.default_rng(2)
     num_rows, vocab = 64, 1000
-    logits = np.stack([_random_logits(rng, vocab) for _ in range(num_rows)])
-    rows = [_random_row(rng, vocab) for _ in range(num_rows)]
+    logits = np.stack([random_logits(rng, vocab) for _ in range(num_rows)])
+    rows = [random_row(rng, vocab) for _ in range(num_rows)]
     together = np.stack(sample(logits, rows))
     order = rng.permutation(num_rows).tolist()
     moved = np.stack(sample(logits[order], [rows[i] for i in order]))
@@ -332,9 +277,9 @@ def test_a_seeded_row_is_the_same_beside_every_rule(name: str):
     rng = np.random.default_rng(7)
     num_rows, vocab = 8, 100
     logits = rng.normal(0, 2, (num_rows, vocab)).astype(np.float32)
-    options = {**_random_truncation(rng, vocab), "temperature": 1.3}
+    options = {**random_truncation(rng, vocab), "temperature": 1.3}
     while name not in options:
-        options |= _random_rules(rng, vocab)
+        options |= random_rules(rng, vocab)
     beside: dict[str, Any] = {name: options[name]}
     if name == "min_tokens":
         beside["stop_token_ids"] = (1, 2)
@@ -425,8 +370,8 @@ def test_exactly_the_rows_that_mean_nothing_are_broken(
 def test_a_broken_row_yields_an_id_and_disturbs_nobody(vocab: int, bad: str):
     rng = np.random.default_rng(3)
     num_rows = 64
-    logits = np.stack([_random_logits(rng, vocab) for _ in range(num_rows)])
-    rows = [_random_row(rng, vocab) for _ in range(num_rows)]
+    logits = np.stack([random_logits(rng, vocab) for _ in range(num_rows)])
+    rows = [random_row(rng, vocab) for _ in range(num_rows)]
     healthy = np.stack(sample(logits, rows))
     broken = logits.copy()
     value = {"one NaN": np.nan, "all NaN": np.nan, "inf": np.inf, "all -inf": -np.inf}[bad]
@@ -501,7 +446,7 @@ def test_log_probabilities_are_those_of_the_raw_distribution():
 def test_the_most_likely_ids_are_the_lowest_of_equals(vocab: int):
     """Fails if ties go to whichever block is higher, or padding of the last block is reported."""
     rng = np.random.default_rng(vocab)
-    logits = np.stack([_random_logits(rng, vocab) for _ in range(200)])
+    logits = np.stack([random_logits(rng, vocab) for _ in range(200)])
     logits[0] = -np.inf
     logits[0, vocab - 1] = 0.0
     ids, logprobs = map(np.asarray, jax.jit(sampler.top_logprobs, static_argnums=1)(logits, 20))
