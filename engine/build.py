@@ -22,11 +22,13 @@ from .engine import Engine
 from .event_log import Recorder
 from .executables import compile_step, compile_table
 from .executor import DeviceExecutor
+from .fingerprint import fingerprint
 from .guided_masks import GuideCompiler
 from .logit_rules import empty_tables
 from .measure import measure_costs
 from .placement import make_mesh, parameter_sharding, replicated
 from .sampling_checks import MAX_LOGIT_BIAS
+from .self_check import check_determinism
 from .step_costs import StepCosts
 
 OnProgress = Callable[[str, int, int], None]
@@ -43,6 +45,7 @@ class BuiltEngine:
       num_executables: Compiled step shapes, and the two transfers of pages where there are any.
       compile_s: Seconds that compiling (or loading from the persistent cache) took.
       costs: What its steps take, measured on this device.
+      fingerprint: Of a deterministic engine; equal ones promise equal tokens. Else empty.
     """
 
     engine: Engine
@@ -50,6 +53,7 @@ class BuiltEngine:
     num_executables: int
     compile_s: float
     costs: StepCosts
+    fingerprint: str = ""
 
 
 def build_engine(
@@ -74,7 +78,8 @@ def build_engine(
       recorder: Told what the scheduler is told and decides.
 
     Raises:
-      ValueError: The config asks for more than the model or the memory allow.
+      ValueError: The config asks for more than the model or the memory allow, or for determinism
+        that this device does not have.
       CheckpointError: The checkpoint is damaged or does not fit its own description.
     """
     model = checkpoint.config
@@ -132,13 +137,21 @@ def build_engine(
     compile_s = time.perf_counter() - started_s
     executor = DeviceExecutor(table, decoder, state, everywhere, layouts)
     # No request waits for the first run of an executable, which touches its memory and code.
+    pages_per_seq = state.slots.page_table.shape[1]
     costs = measure_costs(
-        executor,
-        layouts,
-        num_pages=pages,
-        pages_per_seq=state.slots.page_table.shape[1],
-        clock=clock,
+        executor, layouts, num_pages=pages, pages_per_seq=pages_per_seq, clock=clock
     )
+    digest = ""
+    if config.deterministic:
+        check_determinism(
+            executor,
+            layouts[0],
+            num_pages=pages,
+            pages_per_seq=pages_per_seq,
+            vocab_size=model.vocab_size,
+        )
+        parameters = jax.tree.leaves(decoder)
+        digest = fingerprint(config, limits, parameters, table.program_texts(), device)
     return BuiltEngine(
         engine=Engine(
             config,
@@ -154,6 +167,7 @@ def build_engine(
         num_executables=len(table),
         compile_s=compile_s,
         costs=costs,
+        fingerprint=digest,
     )
 
 

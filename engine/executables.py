@@ -59,6 +59,16 @@ class ExecutableTable:
         """How many executables there are."""
         return len(self._executables)
 
+    def program_texts(self) -> list[str]:
+        """The optimised programs, in no particular order."""
+        texts: list[str] = []
+        for executable in self._executables.values():
+            assert isinstance(executable, jax.stages.Compiled)
+            text = executable.as_text()
+            assert text is not None, "this backend does not tell its programs"
+            texts.append(text)
+        return texts
+
 
 def compile_table(
     layouts: Sequence[UploadLayout],

@@ -7,16 +7,14 @@ step write the same place.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import batched, count, zip_longest
+from itertools import count
 from typing import NamedTuple
-
-import numpy as np
 
 from . import packing
 from .executor import DeviceExecutor
+from .made_up_requests import Occupant, blank, enter, vacate
 from .packing import UploadLayout
 from .page_transfer import PAGES_PER_TRANSFER
-from .schedule import PageEntry, Schedule
 from .step_costs import StepCosts, chunk_kv_tokens
 from .step_shapes import StepKey
 
@@ -32,8 +30,6 @@ MOST_CONTEXT_PAGES = 128  # they are entered over several steps
 
 IMPORT_CALLS = 4
 SHORTEST_S = 1e-9  # a step costs something, whatever a coarse clock says
-
-NOTHING = Schedule(decodes=(), chunks=(), page_entries=())
 
 
 def measure_costs(
@@ -91,20 +87,6 @@ class _Run(NamedTuple):
     length: int
 
 
-class _Occupant(NamedTuple):
-    """A made-up request.
-
-    Attributes:
-      slot: Where.
-      kv_len: Tokens whose KV its pages pretend to hold.
-      remaining: Decode steps until it stops by itself, before it runs out of pages. 0: inactive.
-    """
-
-    slot: int
-    kv_len: int
-    remaining: int
-
-
 class _Bench:
     """Fills slots with made-up requests and times steps. Prompts are in the last slot."""
 
@@ -142,7 +124,7 @@ class _Bench:
         )
         remaining = row_columns * self._page_size
         self._enter(
-            [_Occupant(slot, kv_len=0, remaining=remaining) for slot in range(num_rows)],
+            [Occupant(slot=slot, remaining=remaining) for slot in range(num_rows)],
             {**dict.fromkeys(range(num_rows), row_columns), self._num_slots - 1: chunk_columns},
         )
         room = chunk_columns * self._page_size
@@ -169,7 +151,7 @@ class _Bench:
         if kv_len <= 0:
             return 0.0
         self._enter(
-            [_Occupant(slot, kv_len, remaining=MOST_RUNS) for slot in range(num_rows)],
+            [Occupant(slot=slot, kv_len=kv_len, remaining=MOST_RUNS) for slot in range(num_rows)],
             dict.fromkeys(range(num_rows), columns),
         )
         long_s = _shortest_s(self._step(layout, num_rows=num_rows), self._clock)
@@ -193,41 +175,16 @@ class _Bench:
 
     def vacate(self) -> None:
         """Leaves every slot inactive."""
-        self._enter([_Occupant(slot, 0, remaining=0) for slot in range(self._num_slots)], {})
+        vacate(self._executor, self._carrier)
 
     def _pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_size)
 
-    def _enter(self, occupants: Iterable[_Occupant], columns: Mapping[int, int]) -> None:
-        """Puts requests into slots and gives slots that many pages each, of their own, from page 1.
-
-        As many steps as it takes, since an upload holds a few entries only.
-        """
+    def _enter(self, occupants: Iterable[Occupant], columns: Mapping[int, int]) -> None:
+        """Puts requests into slots and gives slots that many pages each, from page 1 on."""
         page = count(1)
-        entries = [
-            PageEntry(slot, column, next(page))
-            for slot, num_columns in columns.items()
-            for column in range(num_columns)
-        ]
-        capacity = self._carrier.parts
-        for rows, group in zip_longest(
-            batched(occupants, capacity["slot_rows"][0]),
-            batched(entries, capacity["page_entries"][0]),
-            fillvalue=(),
-        ):
-            packed, parts = _blank(self._carrier)
-            for row, occupant in zip(parts["slot_rows"], rows, strict=False):
-                row[:] = 0
-                row[packing.STOP_IDS :] = packing.NO_TOKEN
-                row[packing.SLOT] = occupant.slot
-                row[packing.KV_LEN] = occupant.kv_len
-                row[packing.ACTIVE] = occupant.remaining > 0
-                row[packing.REMAINING] = occupant.remaining
-            for row, entry in zip(parts["page_entries"], group, strict=False):
-                row[packing.ENTRY_SLOT] = entry.slot
-                row[packing.ENTRY_COLUMN] = entry.column
-                row[packing.ENTRY_PAGE] = entry.page
-            self._executor.fetch(self._executor.dispatch(self._carrier.key, packed))
+        pages = {slot: [next(page) for _ in range(most)] for slot, most in columns.items()}
+        enter(self._executor, self._carrier, occupants, pages)
 
     def _step(
         self, layout: UploadLayout, *, num_rows: int = 0, start: int = 0, length: int = 0
@@ -240,7 +197,7 @@ class _Bench:
           start: Tokens of the prompt before the chunk.
           length: Tokens of the chunk; it does not end the prompt.
         """
-        packed, parts = _blank(layout)
+        packed, parts = blank(layout)
         parts["decode_slots"][:num_rows] = range(num_rows)
         if length:
             segment = parts["segments"][0]
@@ -290,9 +247,3 @@ def _shortest_s(step: Callable[[], None], clock: Callable[[], float]) -> float:
         if spent_s >= ENOUGH_S:
             break
     return max(shortest_s, SHORTEST_S)
-
-
-def _blank(layout: UploadLayout) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """An upload of nothing but padding, and views of its parts."""
-    packed = packing.pack(NOTHING, layout)
-    return packed, layout.split(packed)

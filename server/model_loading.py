@@ -82,6 +82,7 @@ def load_model(
         page_size=options.engine.page_size,
         num_executables=built.num_executables,
         compile_s=built.compile_s,
+        fingerprint=built.fingerprint,
         compile_events_since_ready=lambda: compile_events() - events_at_ready,
         check_guide=guides.check,
     )

@@ -23,7 +23,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.executables import compile_table, trace_export, trace_import
 from octavo.engine.executor import DeviceExecutor
 from octavo.engine.logit_rules import empty_tables
-from octavo.engine.measure import NOTHING
+from octavo.engine.made_up_requests import NOTHING
 from octavo.engine.packing import UploadLayout
 from octavo.engine.page_transfer import (
     PAGES_PER_TRANSFER,

@@ -12,7 +12,7 @@ import pytest
 from octavo.configs.scheduling_config import PolicyName
 from octavo.engine.engine import Engine
 from octavo.engine.request import Request
-from octavo.engine.schedule import RequestState
+from octavo.engine.schedule import RequestState, Schedule
 from octavo.engine.swap_reserve import SwapReserve
 
 from .fakes import (
@@ -39,7 +39,7 @@ class Watch:
         scheduler = engine._scheduler
         make = scheduler.schedule
 
-        def schedule(now_s: float):
+        def schedule(now_s: float) -> Schedule | None:
             made = make(now_s)
             for row in () if made is None else made.decodes:
                 self.computed[row.request.request_id, row.num_computed_tokens - 1] += 1
@@ -49,7 +49,7 @@ class Watch:
             self.num_resumes += 0 if made is None else len(made.inserts)
             return made
 
-        scheduler.schedule = schedule  # type: ignore[method-assign]
+        vars(scheduler)["schedule"] = schedule
 
 
 OPTIONS: list[dict[str, object]] = [
@@ -118,7 +118,8 @@ def test_nothing_is_computed_twice_and_every_answer_is_that_of_a_run_alone(
     assert load.cached_tokens_total > 0
     assert watch.num_resumes > 0
     assert executor.num_host_pages == load.num_host_pages == 0, "a copy leaked"
-    assert len(engine._scheduler._reserve or "") == 0
+    assert engine._scheduler._reserve is not None
+    assert len(engine._scheduler._reserve) == 0
     assert len(set(executor.keys)) == 1, "more than one executable ran"
 
 

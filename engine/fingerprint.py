@@ -1,0 +1,122 @@
+"""The fingerprint of a deterministic engine: equal ones promise equal tokens.
+
+A digest of everything that decides bits: the sources, the libraries, the device, the parameters,
+the sizes and the optimised programs themselves. What only decides when a request runs (policy,
+queues, host memory) is not in it.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from ..configs.engine_config import EngineConfig
+from .admission import EngineLimits
+from .typed_hash import typed_hash
+
+FOLDERS = ("configs", "engine", "models", "pallas_kernels")
+"""Of the package: from token ids to token ids."""
+
+CONFIG_FIELDS = ("dtype", "max_num_seqs", "prefill_chunk_tokens", "page_size", "max_stop_ids")
+
+# Where in the sources an instruction comes from. It differs between a program that was compiled and
+# the same out of the persistent cache, which keeps that of whoever compiled it first.
+_METADATA = re.compile(r', metadata=\{(?:[^{}"]|"[^"]*"|\{[^{}]*\})*\}')
+_TABLES = {"FileNames", "FunctionNames", "FileLocations", "StackFrames"}
+
+
+def fingerprint(
+    config: EngineConfig,
+    limits: EngineLimits,
+    parameters: Sequence[jax.Array],
+    programs: Sequence[str],
+    device: jax.Device,
+) -> str:
+    """The digest, in hexadecimal.
+
+    Args:
+      config: Of the engine.
+      limits: What was resolved from it.
+      parameters: All leaves of the model. They are brought to the host and hashed, at about a
+        second for each gigabyte; so it is the same for one model in different formats.
+      programs: Texts of the optimised executables.
+      device: That runs them.
+    """
+    sizes = [f"{name}={getattr(config, name)}" for name in CONFIG_FIELDS]
+    sizes += [f"num_pages={limits.num_pages}", f"max_model_len={limits.max_model_len}"]
+    return typed_hash(
+        (b"version", importlib.metadata.version("octavo").encode()),
+        (b"source", source_digest(Path(__file__).parents[1])),
+        (b"jax", f"{jax.__version__} {jax.lib.__version__}".encode()),
+        (b"device", device_description(device).encode()),
+        (b"sizes", "\n".join(sizes).encode()),
+        (b"parameters", parameters_digest(parameters)),
+        *((b"program", digest) for digest in sorted(map(program_digest, programs))),
+    ).hex()
+
+
+def source_digest(package: Path) -> bytes:
+    """Of the package's own files that tokens depend on, by name and content."""
+    files = [
+        path
+        for folder in FOLDERS
+        for path in sorted((package / folder).iterdir())
+        if path.suffix in (".py", ".toml")
+    ]
+    digest = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.parent.name}/{path.name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.digest()
+
+
+def parameters_digest(parameters: Sequence[jax.Array]) -> bytes:
+    """Of their types, shapes and bytes, in order; one at a time, so host memory holds one copy."""
+    digest = hashlib.sha256()
+    for leaf in parameters:
+        digest.update(f"{leaf.dtype} {leaf.shape}\n".encode())
+        digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
+    return digest.digest()
+
+
+def program_digest(text: str) -> bytes:
+    """Of an optimised program's text without what says where in the sources it comes from."""
+    kept: list[str] = []
+    is_table = False
+    for line in text.splitlines():
+        if line in _TABLES:
+            is_table = True
+        elif is_table:
+            is_table = line != ""
+        else:
+            kept.append(_METADATA.sub("", line))
+    return hashlib.sha256("\n".join(kept).encode()).digest()
+
+
+def device_description(device: jax.Device) -> str:
+    """Kind and driver of a device; of a CPU what its libraries choose their code by."""
+    words = [device.platform, device.device_kind, device.client.platform_version]
+    words.append(os.environ.get("XLA_FLAGS", ""))
+    if device.platform == "cpu":
+        # The number of threads decides how library matmuls split their work.
+        num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        words += [platform.machine(), _processor(), str(os.cpu_count()), str(num_threads)]
+    return "\n".join(words)
+
+
+def _processor() -> str:
+    """Its model and the instructions that it has, where the system says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    found = {line.partition(":")[0].strip(): line for line in lines if line.startswith(wanted)}
+    return "\n".join(found[name] for name in sorted(found))

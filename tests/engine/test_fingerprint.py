@@ -1,0 +1,188 @@
+"""Fingerprints: the same for the same engine, however its programs came about; else another."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from octavo.configs.engine_config import EngineConfig
+from octavo.configs.scheduling_config import SchedulingConfig
+from octavo.engine import fingerprint as module
+from octavo.engine.admission import EngineLimits
+from octavo.engine.fingerprint import (
+    fingerprint,
+    parameters_digest,
+    program_digest,
+    source_digest,
+)
+from tests.models.tiny_checkpoints import random_tensors, tiny_config, write_huggingface
+
+from .fakes import limits_for
+
+CONFIG = EngineConfig(deterministic=True, prefill_chunk_tokens=32)
+LIMITS = limits_for(CONFIG, 64)
+PARAMETERS = [jnp.arange(6.0).reshape(2, 3), jnp.ones(2, jnp.bfloat16)]
+
+
+def digest(
+    config: EngineConfig = CONFIG,
+    limits: EngineLimits = LIMITS,
+    parameters: list[jax.Array] = PARAMETERS,
+    programs: tuple[str, ...] = ("one", "two"),
+) -> str:
+    return fingerprint(config, limits, parameters, programs, jax.devices()[0])
+
+
+def test_it_changes_with_whatever_decides_bits() -> None:
+    others = [
+        digest(replace(CONFIG, dtype="float32")),
+        digest(replace(CONFIG, max_num_seqs=31)),
+        digest(replace(CONFIG, prefill_chunk_tokens=48)),
+        digest(limits=replace(LIMITS, num_pages=65)),
+        digest(limits=replace(LIMITS, max_model_len=99)),
+        digest(parameters=[PARAMETERS[0] + 1, PARAMETERS[1]]),
+        digest(parameters=[PARAMETERS[0].reshape(3, 2), PARAMETERS[1]]),
+        digest(programs=("one", "three")),
+        digest(programs=("one",)),
+    ]
+    assert digest() not in others
+    assert len(set(others)) == len(others)
+    assert len(digest()) == 32
+    int(digest(), 16)
+
+
+def test_it_does_not_change_with_what_decides_only_when_a_request_runs() -> None:
+    fair = SchedulingConfig(policy="fair", max_num_queued=3, prefix_cache=False)
+    changed = replace(CONFIG, scheduling=fair, host_kv_bytes=1 << 20, seed=3)
+    assert digest(changed, programs=("two", "one")) == digest()
+
+
+@pytest.mark.parametrize("name", ["version", "XLA_FLAGS", "processor", "source"])
+def test_it_changes_with_build_and_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest()
+    match name:
+        case "version":
+            monkeypatch.setattr(module.importlib.metadata, "version", _say("9.9.9"))
+        case "XLA_FLAGS":
+            monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+        case "processor":
+            monkeypatch.setattr(module, "_processor", lambda: "another one")
+        case _:
+            monkeypatch.setattr(module, "source_digest", _say(b"another one"))
+    assert digest() != before
+
+
+def _say(value: str | bytes) -> Callable[[Any], str | bytes]:
+    def say(_: Any) -> str | bytes:
+        return value
+
+    return say
+
+
+def test_the_sources_count_by_name_and_content(tmp_path: Path) -> None:
+    for folder in module.FOLDERS:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.py").write_text("x = 1\n")
+        (tmp_path / folder / "notes.md").write_text("nothing")
+    seen = [source_digest(tmp_path)]
+    (tmp_path / "engine" / "notes.md").write_text("something")
+    assert source_digest(tmp_path) == seen[0]
+    changes: list[Callable[[], Any]] = [
+        lambda: (tmp_path / "models" / "a.py").write_text("x = 2\n"),
+        lambda: (tmp_path / "models" / "a.py").rename(tmp_path / "models" / "b.py"),
+        lambda: (tmp_path / "configs" / "p.toml").write_text(""),
+    ]
+    for change in changes:
+        change()
+        seen.append(source_digest(tmp_path))
+    assert len(set(seen)) == len(seen)
+
+
+def test_parameters_count_bit_by_bit() -> None:
+    zero, minus_zero = jnp.zeros(3), -jnp.zeros(3)
+    assert np.array_equal(zero, minus_zero)
+    assert parameters_digest([zero]) != parameters_digest([minus_zero])
+
+
+def test_a_program_counts_without_where_it_comes_from() -> None:
+    """Two functions that compile to the same: their places in this file differ, their sums do not.
+
+    If a new XLA writes down places otherwise, digests out of the cache would differ: it fails here.
+    """
+
+    def one(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) @ x
+
+    def another(x: jax.Array) -> jax.Array:
+        y = jnp.sin(x)
+
+        return y @ x
+
+    def third(x: jax.Array) -> jax.Array:
+        return jnp.cos(x) @ x
+
+    x = jnp.ones((3, 3))
+    texts: list[str] = []
+    for function in (one, another, third):
+        function.__name__ = "same"
+        text = jax.jit(function).lower(x).compile().as_text()
+        assert text is not None
+        texts.append(text)
+    # The second may have come out of the cache, with the places of the first: one more by hand.
+    moved = texts[0].replace("stack_frame_id=", "stack_frame_id=1").replace("line=", "line=7")
+    assert moved != texts[0]
+    assert program_digest(moved) == program_digest(texts[0])
+    assert program_digest(texts[0]) == program_digest(texts[1]) != program_digest(texts[2])
+
+
+@pytest.mark.full
+def test_it_is_the_same_in_every_process_and_out_of_the_cache(tmp_path: Path) -> None:
+    """Compiled without a cache, into an empty one, and taken out of it: three processes."""
+    config = tiny_config()
+    write_huggingface(tmp_path / "model", config, random_tensors(config))
+    cache = tmp_path / "cache"
+    found = [_build_elsewhere(tmp_path / "model", where) for where in (None, cache, cache)]
+    assert {each["fingerprint"] for each in found} == {found[0]["fingerprint"]}
+    assert found[0]["fingerprint"]
+    assert found[2]["compile_s"] < found[1]["compile_s"] / 2, "nothing came out of the cache"
+
+
+def _build_elsewhere(model: Path, cache: Path | None) -> dict[str, Any]:
+    command = [sys.executable, "-c", _BUILD, str(model), str(cache or "")]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+_BUILD = """
+import json, sys, time
+from pathlib import Path
+from octavo.configs.engine_config import EngineConfig
+from octavo.engine.build import build_engine
+from octavo.engine.compilation import use_persistent_cache
+from octavo.models.checkpoint import open_checkpoint
+
+if sys.argv[2]:
+    use_persistent_cache(Path(sys.argv[2]))
+built = build_engine(
+    open_checkpoint(Path(sys.argv[1])),
+    EngineConfig(
+        deterministic=True, dtype="float32", max_num_seqs=2, prefill_chunk_tokens=16,
+        num_pages=16, max_model_len=64, host_kv_bytes=1 << 20,
+    ),
+    eos_token_ids=frozenset({258}),
+    clock=time.monotonic,
+    on_progress=lambda *_: None,
+)
+print(json.dumps({"fingerprint": built.fingerprint, "compile_s": built.compile_s}))
+"""
