@@ -41,21 +41,30 @@ def _random_run(
     policy: PolicyName,
     max_bytes: int = 1 << 30,
     take: Callable[[list[RequestOutput]], None] = lambda step: None,
+    *,
+    deterministic: bool = False,
 ) -> Engine:
     """Everything that a scheduler can be told: arrivals, aborts, deadlines, pauses, few pages."""
     rng = random.Random(seed)
+    page_size = rng.randint(2, 4)
     config = small_config(
         policy=policy,
         queue_ttl_s=20.0,
         max_tenant_running=3,
-        inter_token_target_ms=1.15,
+        inter_token_target_ms=None if deterministic else 1.15,
+        deterministic=deterministic,
+        prefill_chunk_tokens=2 * page_size if deterministic else 8,
         tenant_weights=(("b", 2.0),),
-        page_size=rng.randint(2, 4),
+        page_size=page_size,
     )
     clock = Clock()
     log = EventLog(path, max_bytes)
     engine, _ = fake_engine(
-        config, num_pages=rng.randint(15, 30), clock=clock, max_host_pages=4, recorder=log
+        config,
+        num_pages=rng.randint(15, 30),
+        clock=clock,
+        max_host_pages=100 if deterministic else 4,
+        recorder=log,
     )
     for number in range(120):
         clock.now_s += rng.random()
@@ -106,6 +115,17 @@ def test_a_log_reproduces_the_schedule(tmp_path: Path, policy: PolicyName, seed:
     assert found.num_requests == engine._scheduler._num_added <= sum(load.finished_total.values())
     assert found.end is LogEnd.CLOSED
     assert found.num_events > found.num_requests / 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_log_of_a_deterministic_engine_does_too(tmp_path: Path, policy: PolicyName) -> None:
+    """Who was swapped out, came back and went on with which row is in the plans."""
+    path = tmp_path / "log"
+    engine = _random_run(path, 1, policy, deterministic=True)
+    assert replay(_lines(path)).num_steps == engine.load().steps_total
+    assert engine.load().preemptions_total > 0
+    plans = [json.loads(line).get("plan") for line in _lines(path)]
+    assert any(plan["inserts"] for plan in plans if plan)
 
 
 def test_the_runs_did_what_they_are_for(tmp_path: Path) -> None:
