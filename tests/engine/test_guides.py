@@ -1,10 +1,12 @@
 """Guides through llguidance: what is refused, what may come, where it ends, for any tokenizer."""
 
+import itertools
 import json
 import random
 import re
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -192,10 +194,23 @@ def test_outputs_do_not_share_a_state(guides: Guides):
         (schema({"$ref": "#/nowhere"}), "nowhere"),
         (schema({"type": "integer", "minimum": 5, "maximum": 4}), "minimum"),
         (schema({"type": "object", "x-guidance": {"lenient": True}, "not": {}}), "x-guidance"),
+        (schema({"type": "string", "format": "unknown"}), "unknown"),  # llguidance takes it as any
+        (schema({"type": "string", "nullable": True}), "nullable"),  # llguidance ignores it
+        (schema({"type": "integer", "maximum": 1e999}), "Infinity"),
+        (schema({"oneOf": [{"type": "string"}, {"maxLength": 2}]}), "oneOf"),
+        (schema({"$ref": "#"}), "no token"),  # says nothing of what it is
+        (schema({"const": "a\x01"}), "control character"),
         (Guide(kind=GuideKind.REGEX, text="("), "unclosed group"),
         (Guide(kind=GuideKind.REGEX, text="(?=x)y"), "look-around"),
         (Guide(kind=GuideKind.GRAMMAR, text="start: nowhere"), "nowhere"),
         (Guide(kind=GuideKind.GRAMMAR, text=""), "Empty grammar"),
+        (Guide(kind=GuideKind.GRAMMAR, text='start: <|im_end|> "a"'), "no token"),
+        (
+            Guide(kind=GuideKind.GRAMMAR, text='{"grammars": [{"json_schema": {}}]}'),
+            "expecting rule",
+        ),
+        (Guide(kind=GuideKind.GRAMMAR, text='start: %json {"not": {}}'), "'not'"),
+        (Guide(kind=GuideKind.CHOICE, text='["\\ud800"]'), "lone surrogate"),
         (Guide(kind=GuideKind.CHOICE, text="[]"), "1 to 1000"),
         (Guide(kind=GuideKind.CHOICE, text="[1]"), "must be a text"),
         (Guide(kind=GuideKind.CHOICE, text=json.dumps(["a"] * 1001)), "1 to 1000"),
@@ -211,7 +226,74 @@ def test_what_cannot_be_held_to_is_refused_with_its_reason(
         assert len(str(refused.value)) <= MAX_REASON_CHARACTERS + 100
 
 
-DEEP = {"type": "object", "properties": {}}
+@pytest.mark.parametrize(("vocab_size", "eos"), [(10, []), (10, [10]), (10, [-1])])
+def test_a_model_whose_outputs_cannot_end_has_no_guides(
+    tokenizer: Tokenizer, vocab_size: int, eos: list[int]
+):
+    with pytest.raises(ValueError, match="at least one"):
+        Guides(tokenizer, vocab_size=vocab_size, eos_token_ids=frozenset(eos))
+
+
+def test_a_model_may_have_fewer_ids_than_its_tokenizer(tokenizer: Tokenizer):
+    guides = Guides(tokenizer, vocab_size=1000, eos_token_ids=frozenset({2}))
+    token_ids, has_ended = walk(guides, Guide(kind=GuideKind.REGEX, text="[a-z]{30}"), seed=0)
+    assert has_ended or max(token_ids) < 1000
+    assert max(ids_of(guides.start(Guide(kind=GuideKind.REGEX, text=".*")).mask())) < 1000
+
+
+def test_a_name_that_is_taken_cannot_come_spelled_in_another_way(
+    guides: Guides, tokenizer: Tokenizer
+):
+    """Else the last of two, which need not be what the schema says, is what a reader gets."""
+    guide = schema({"properties": {"a": {"type": "null"}}, "type": "object"})
+    for text in ('{"\\u0061": 1}', '{"a": 1}', '{"a": null, "a": 1}'):
+        state = guides.start(guide)
+        with pytest.raises(GuideError, match="does not follow"):
+            take_all(state, tokenizer.encode(text, add_special_tokens=False))
+
+
+def test_an_output_may_not_end_early_nor_go_on_after_its_end(guides: Guides):
+    guide = Guide(kind=GuideKind.CHOICE, text='["a"]')
+    (a,) = ids_of(guides.start(guide).mask())
+    state = guides.start(guide)
+    with pytest.raises(GuideError, match="does not follow"):
+        state.take(2)
+    state = guides.start(guide)
+    assert not state.is_finished
+    state.take(a)
+    assert state.is_finished
+    state.take(2)
+    assert state.is_finished
+    with pytest.raises(GuideError, match="does not follow"):
+        state.take(a)
+
+
+@pytest.mark.parametrize("token_id", [-1, 10**6, 10**12])
+def test_what_is_no_id_does_not_follow(guides: Guides, token_id: int):
+    with pytest.raises(GuideError, match="does not follow"):
+        guides.start(Guide(kind=GuideKind.REGEX, text=".*")).take(token_id)
+
+
+def test_a_guide_that_grew_to_its_limit_is_compiled_anew(guides: Guides):
+    """Copies share what is found out about a guide: fails if the next request meets its limit."""
+    guide = Guide(kind=GuideKind.REGEX, text="(?s:.*)a(?s:.{60})c(?s:.*)")
+    seeds = itertools.count()
+    with pytest.raises(GuideError, match="too many"):
+        all(walk(guides, guide, seed) for seed in seeds)
+    assert next(seeds) < 100
+    assert (guide.kind, guide.text) not in guides._compiled
+    assert guides.start(guide).mask().any()
+
+
+def test_guides_are_made_in_several_threads_at_once(tokenizer: Tokenizer):
+    guides = Guides(tokenizer, vocab_size=tokenizer.vocab_size, eos_token_ids=EOS_IDS)
+    with ThreadPoolExecutor(4) as threads:
+        outputs = [threads.submit(walk, guides, schema(PERSON), seed) for seed in range(12)]
+    for seed, output in enumerate(outputs):
+        assert output.result() == walk(guides, schema(PERSON), seed)
+
+
+DEEP: dict[str, Any] = {"type": "object", "properties": {}}
 for _ in range(60):
     DEEP = {"type": "object", "properties": {"a": DEEP}, "required": ["a"]}
 
@@ -226,11 +308,28 @@ for _ in range(60):
         Guide(kind=GuideKind.GRAMMAR, text="start: " + "a" * 1 + '\na: a a | a a a | "x"'),
         schema({"enum": [f"value {i}" for i in range(10_000)]}),
         schema(DEEP),
+        # What follows ended the process, or took minutes.
+        schema(
+            {
+                "$ref": "#/$defs/d0",
+                "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5_000)}
+                | {"d5000": {"type": "null"}},
+            }
+        ),
+        Guide(
+            kind=GuideKind.GRAMMAR,
+            text="start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(9_000)) + 'r9000: "a"',
+        ),
+        Guide(
+            kind=GuideKind.GRAMMAR,
+            text="start: A\nA: "
+            + " & ".join(f"/(?s:.*){a}(?s:.{{20}}){a}(?s:.*)/" for a in "abcdefgh"),
+        ),
         schema(
             {"type": "array", "maxItems": 10**9, "items": {"type": "string", "maxLength": 10**9}}
         ),
     ],
-    ids=range(8),
+    ids=range(11),
 )
 def test_a_monstrous_guide_costs_little(guides: Guides, guide: Guide):
     """It is refused, or fails as it goes on, or works: in seconds, and the process lives on."""

@@ -1,0 +1,234 @@
+"""What of a JSON schema outputs can be held to; everything else is refused by name. No JAX.
+
+llguidance refuses the keywords it knows and lacks, and ignores in silence those it doesn't know. It
+also follows references as deep as they go, on the stack. So a schema is walked here first, the way
+llguidance walks it: from the root, and into definitions where something refers to them.
+
+Source of the meaning of keywords: JSON Schema, draft 2020-12.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+_ANNOTATIONS = frozenset(
+    {
+        "$anchor",
+        "$comment",
+        "$defs",
+        "contentEncoding",
+        "contentMediaType",
+        "default",
+        "definitions",
+        "deprecated",
+        "description",
+        "discriminator",  # OpenAPI's: it names the branch of a oneOf and does not change it
+        "examples",
+        "readOnly",
+        "title",
+        "writeOnly",
+    }
+)
+_ROOT_ANNOTATIONS = frozenset({"$id", "$schema"})  # elsewhere they change what references mean
+_SUBSCHEMA = frozenset({"additionalProperties", "items"})
+_SUBSCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_SUBSCHEMA_MAPS = frozenset({"patternProperties", "properties"})
+_NUMBERS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"})
+_VALUES = frozenset({"const", "enum"})
+_OTHERS = frozenset(
+    {
+        "$ref",
+        "format",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "pattern",
+        "required",
+        "type",
+    }
+)
+_SUPPORTED = (
+    _ANNOTATIONS | _SUBSCHEMA | _SUBSCHEMA_LISTS | _SUBSCHEMA_MAPS | _NUMBERS | _VALUES | _OTHERS
+)
+_FORMATS = (
+    "date",
+    "date-time",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "time",
+    "uri",
+    "uuid",
+)
+_DRAFTS = ("https://json-schema.org/draft/2020-12/schema",)
+_OLDER_DRAFTS = (
+    "https://json-schema.org/draft/2019-09/schema",
+    "http://json-schema.org/draft-07/schema",
+    "http://json-schema.org/draft-06/schema",
+    "http://json-schema.org/draft-04/schema",
+)
+
+MAX_SUBSCHEMAS = 10_000
+"""Subschemas that are visited, those that are referred to twice counted twice where it matters."""
+
+MAX_LEVELS = 400
+"""Levels of nesting of the root and of everything that is referred to, added up.
+
+llguidance descends so far on the stack at worst; at about 1,200 levels it overflowed 8 MiB, which
+ends the process.
+"""
+
+# Numbers are float64 in llguidance; integers beyond this would turn into their neighbours.
+_MAX_EXACT = 2**53
+
+# Outputs have no \u escapes.
+_UNSPELLABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+
+
+def check_json_schema(schema: object) -> None:
+    """Checks a whole schema, as json.loads made it.
+
+    Raises:
+      ValueError: It has something that cannot be held to; names it and its place.
+    """
+    if not isinstance(schema, dict):
+        raise ValueError("the schema must be a JSON object")
+    _check_draft(schema)
+    walk = _Walk(schema)
+    walk.visit_all()
+
+
+class _Walk:
+    """One walk over everything of a schema that an output depends on."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._num_subschemas = 0
+        self._seen = {"#"}
+        self._to_visit = ["#"]
+
+    def visit_all(self) -> None:
+        """Visits the root, then what it refers to, and so on."""
+        num_levels = 0
+        while self._to_visit:
+            place = self._to_visit.pop()
+            num_levels += self._visit(_resolve(self._root, place), place)
+            if num_levels > MAX_LEVELS:
+                raise ValueError(
+                    f"the schema and what it refers to have more than {MAX_LEVELS} levels in all"
+                )
+
+    def _visit(self, schema: object, place: str) -> int:
+        """Checks a subschema and those inside it; the levels that it has."""
+        self._num_subschemas += 1
+        if self._num_subschemas > MAX_SUBSCHEMAS:
+            raise ValueError(f"the schema has more than {MAX_SUBSCHEMAS} subschemas")
+        if isinstance(schema, bool):
+            return 1
+        if not isinstance(schema, dict):
+            raise ValueError(f"{place} must be a schema: a JSON object, true or false")
+        self._check_keywords(schema, place)
+        if "$ref" in schema:
+            self._refer(schema["$ref"], place)
+        inner = (self._visit(subschema, at) for subschema, at in _subschemas(schema, place))
+        return 1 + max(inner, default=0)
+
+    def _refer(self, reference: object, place: str) -> None:
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            raise ValueError(
+                f'{place}/$ref must be "#" or begin with "#/": other documents and anchors are '
+                "not supported"
+            )
+        if reference not in self._seen:
+            self._seen.add(reference)
+            self._to_visit.append(reference)
+
+    def _check_keywords(self, schema: Mapping[str, Any], place: str) -> None:
+        supported = _SUPPORTED | _ROOT_ANNOTATIONS if schema is self._root else _SUPPORTED
+        unsupported = sorted(set(schema) - supported)
+        if unsupported:
+            names = ", ".join(map(repr, unsupported[:5]))
+            raise ValueError(f"{place} has keywords that are not supported: {names}")
+        if "format" in schema and schema["format"] not in _FORMATS:
+            formats = ", ".join(_FORMATS)
+            raise ValueError(
+                f"{place}/format is {schema['format']!r:.100}; supported are {formats}"
+            )
+        if isinstance(schema.get("items"), list):
+            raise ValueError(f"{place}/items is a list, as in older drafts; use prefixItems")
+        if self._is_older_draft() and "prefixItems" in schema:
+            raise ValueError(f"{place} has prefixItems, which $schema's draft does not know")
+        for keyword in _NUMBERS & schema.keys():
+            value = schema[keyword]
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{place}/{keyword} must be a number")
+            _check_value(value, f"{place}/{keyword}")
+        for keyword in _VALUES & schema.keys():
+            _check_value(schema[keyword], f"{place}/{keyword}")
+        _check_min_properties(schema, place)
+
+    def _is_older_draft(self) -> bool:
+        return str(self._root.get("$schema", "")).rstrip("#") in _OLDER_DRAFTS
+
+
+def _check_draft(root: Mapping[str, Any]) -> None:
+    draft = root.get("$schema", _DRAFTS[0])
+    if not isinstance(draft, str) or draft.rstrip("#") not in _DRAFTS + _OLDER_DRAFTS:
+        raise ValueError(f"$schema is {draft!r:.100}; supported is {_DRAFTS[0]}")
+
+
+def _check_min_properties(schema: Mapping[str, Any], place: str) -> None:
+    # A property that the schema does not name may come twice, and counts once.
+    required = schema.get("required")
+    num_named = len(required) if isinstance(required, list) else 0
+    least = schema.get("minProperties", 0)
+    if isinstance(least, int) and least > num_named + 1:
+        raise ValueError(
+            f"{place}/minProperties is {least}; more than one beyond those in required is not "
+            "supported"
+        )
+
+
+def _check_value(value: object, place: str) -> None:
+    if isinstance(value, Mapping):
+        for each in value.values():
+            _check_value(each, place)
+    elif isinstance(value, list):
+        for each in value:
+            _check_value(each, place)
+    elif isinstance(value, int) and abs(value) > _MAX_EXACT:
+        raise ValueError(f"{place} has an integer beyond 2**53, which is not supported")
+    elif isinstance(value, str) and _UNSPELLABLE.search(value):
+        raise ValueError(f"{place} has a control character without a short escape in JSON")
+
+
+def _subschemas(schema: Mapping[str, Any], place: str) -> Iterator[tuple[object, str]]:
+    """What a schema applies, with its place. Wrong types are left for llguidance to refuse."""
+    for keyword, value in schema.items():
+        at = f"{place}/{keyword}"
+        if keyword in _SUBSCHEMA:
+            yield value, at
+        elif keyword in _SUBSCHEMA_LISTS and isinstance(value, list):
+            yield from ((each, f"{at}/{number}") for number, each in enumerate(value))
+        elif keyword in _SUBSCHEMA_MAPS and isinstance(value, dict):
+            yield from ((each, f"{at}/{name}") for name, each in value.items())
+
+
+def _resolve(root: object, reference: str) -> object:
+    """What a reference inside the document points to, by RFC 6901."""
+    found = root
+    for part in reference.split("/")[1:]:
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping) and name in found:
+            found = found[name]
+        elif isinstance(found, Sequence) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            raise ValueError(f"$ref {reference!r:.100} points to nothing")
+    return found
