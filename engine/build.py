@@ -3,10 +3,12 @@
 The one place where the engine's parts are put together.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import psutil
@@ -110,11 +112,16 @@ def build_engine(
         probe = jax.eval_shape(
             jax.jit(partial(empty_state, 2, max_model_len), out_shardings=everywhere)
         )
+
+        def other_bytes() -> int:
+            step = compile_step(layouts[0], decoder, probe, everywhere)
+            return _step_bytes(step) + _bytes_of((probe.slots, probe.tables))
+
         return _pool_bytes(
             config.device_memory_bytes,
             device,
-            step_bytes=lambda: _step_bytes(compile_step(layouts[0], decoder, probe, everywhere)),
-            parameter_bytes=sum(x.nbytes for x in jax.tree.leaves(decoder)),
+            other_bytes=other_bytes,
+            parameter_bytes=_bytes_of(decoder),
         )
 
     bytes_per_page = paged_attention.bytes_per_page(model.num_layers, config.page_size, *kv_shape)
@@ -185,23 +192,24 @@ def _pool_bytes(
     limit_bytes: int | None,
     device: jax.Device,
     *,
-    step_bytes: Callable[[], int],
+    other_bytes: Callable[[], int],
     parameter_bytes: int,
 ) -> int:
-    """Memory that is left for the KV pool when parameters and the largest step have theirs.
+    """Memory that is left for the KV pool when parameters, slots and the largest step have theirs.
 
     Args:
       limit_bytes: What the engine may take in all. None: what the device has.
       device: Where it runs.
-      step_bytes: Measures what a step takes besides its arguments; costs a compilation.
+      other_bytes: Measures what slots, rule tables and a step's own arrays take; costs a
+        compilation.
       parameter_bytes: Size of the parameters, which are loaded already.
     """
     if limit_bytes is None:
         stats = device.memory_stats()
         if stats is None:  # the CPU backend keeps no account, and shares the machine with others
             return kv_budget.host_pool_bytes(psutil.virtual_memory().available)
-        return stats["bytes_limit"] - stats["bytes_in_use"] - step_bytes()
-    return limit_bytes - parameter_bytes - step_bytes()
+        return stats["bytes_limit"] - stats["bytes_in_use"] - other_bytes()
+    return limit_bytes - parameter_bytes - other_bytes()
 
 
 def _step_bytes(step: jax.stages.Compiled) -> int:
@@ -210,3 +218,8 @@ def _step_bytes(step: jax.stages.Compiled) -> int:
     if analysis is None:
         raise ValueError("num_pages must be given: this device does not say what a step takes")
     return analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes
+
+
+def _bytes_of(tree: Any) -> int:
+    """Of all arrays in a pytree, be they there or only described."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -1,0 +1,40 @@
+"""What an engine keeps besides pages is taken off the memory that it may use."""
+
+from collections.abc import Callable
+
+import pytest
+
+from octavo.configs.engine_config import EngineConfig
+from octavo.engine import build
+
+from .conftest import Model
+
+
+class _Planned(Exception):
+    """Says how many bytes are left for pages, and ends the building there."""
+
+
+@pytest.mark.usefixtures("types_unchecked")  # shapes stand in for arrays while it is planned
+def test_slots_and_rule_tables_are_counted(tiny_model: Model, monkeypatch: pytest.MonkeyPatch):
+    """Per slot: counts and a mask of 320 ids, 300 biases, a row and a page table."""
+
+    def plan(*_: object, free_bytes: Callable[[], int], **__: object) -> int:
+        raise _Planned(free_bytes())
+
+    def nothing(*_: object) -> int:
+        return 0
+
+    monkeypatch.setattr(build, "compile_step", nothing)
+    monkeypatch.setattr(build, "_step_bytes", nothing)
+    monkeypatch.setattr(build.kv_budget, "num_pages", plan)
+
+    def left_bytes(max_num_seqs: int) -> int:
+        config = EngineConfig(
+            dtype="float32", max_num_seqs=max_num_seqs, device_memory_bytes=10_000_000
+        )
+        with pytest.raises(_Planned) as planned:
+            tiny_model.build(config)
+        return planned.value.args[0]
+
+    per_slot = 2 * 320 + 4 * 10 + 2 * 4 * 300
+    assert left_bytes(2) - left_bytes(15) >= 13 * per_slot
