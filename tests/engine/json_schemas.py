@@ -1,7 +1,8 @@
 """200 JSON schemas of rising difficulty, each with a prompt that asks for what it describes.
 
-All of them force an end: strings and arrays are bounded, and what refers to itself may stop at
-every level. So a small model that says anything at all says it in a few hundred tokens.
+Strings and arrays are bounded, and what refers to itself may stop at every level, so a small model
+mostly says what it says in a few hundred tokens. A few can go on for as long as it likes: numbers
+with decimals, and what refers to itself.
 """
 
 # ruff: noqa: RUF001 letters that look like others are meant

@@ -226,6 +226,18 @@ def test_what_cannot_be_held_to_is_refused_with_its_reason(
         assert len(str(refused.value)) <= MAX_REASON_CHARACTERS + 100
 
 
+def test_a_long_text_that_alone_may_come_is_cut_as_by_the_tokenizer(
+    guides: Guides, tokenizer: Tokenizer
+):
+    """Though guides only look at its start each time."""
+    text = "Lorem ipsum dolor sit amet, 20 größere Dinge. 日本語のテキスト。 " * 40
+    token_ids, has_ended = walk(
+        guides, Guide(kind=GuideKind.CHOICE, text=json.dumps([text])), seed=0, most=3000
+    )
+    assert has_ended
+    assert token_ids == tokenizer.encode(text, add_special_tokens=False)
+
+
 @pytest.mark.parametrize(("vocab_size", "eos"), [(10, []), (10, [10]), (10, [-1])])
 def test_a_model_whose_outputs_cannot_end_has_no_guides(
     tokenizer: Tokenizer, vocab_size: int, eos: list[int]
