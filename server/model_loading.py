@@ -53,6 +53,7 @@ def load_model(
         guides = Guides(
             tokenizer, vocab_size=checkpoint.config.vocab_size, eos_token_ids=eos_token_ids
         )
+        guides.prepare()
         built = build_engine(
             checkpoint,
             options.engine,
