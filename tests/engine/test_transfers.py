@@ -212,10 +212,10 @@ def test_nothing_that_was_donated_is_left(tiny_engine: Engine):
             assert all(array.is_deleted() for array in before)
 
 
-def copies_of(text: str, shape: tuple[int, ...]) -> list[str]:
+def copies_of(text: str, shape: tuple[int, ...], dtype: str = "f32") -> list[str]:
     """Instructions of an optimised program that copy an array of this shape."""
     dimensions = ",".join(map(str, shape))
-    return re.findall(rf"= f32\[{dimensions}\]\S* copy(?:-start)?\(.*", text)
+    return re.findall(rf"= {dtype}\[{dimensions}\]\S* copy(?:-start)?\(.*", text)
 
 
 def test_no_executable_copies_the_pages(tiny_engine: Engine, tiny_model: Model):
@@ -232,6 +232,21 @@ def test_no_executable_copies_the_pages(tiny_engine: Engine, tiny_model: Model):
         assert not copies_of(text, pages), key
         assert not copies_of(text, tokens), key
         assert compiled.memory_analysis().alias_size_in_bytes >= kv_bytes, key
+
+
+def test_no_executable_copies_rule_tables_or_logits(tiny_engine: Engine, tiny_model: Model):
+    """They are large, and most steps touch none of the tables."""
+    slots, vocab = tiny_engine.config.max_num_seqs, tiny_model.checkpoint.config.vocab_size
+    for key in StepShapes.from_config(tiny_engine.config).all_keys():
+        compiled: Any = tiny_engine._executor._table[key]
+        text = compiled.as_text()
+        assert f"s16[{slots},{vocab}]" in text
+        found = [
+            *copies_of(text, (slots, vocab), "s16"),
+            *copies_of(text, (slots, vocab // 32), "s32"),
+            *copies_of(text, (key.samples, vocab)),
+        ]
+        assert not found, key
 
 
 def test_a_copy_would_be_seen():
