@@ -20,7 +20,7 @@ from octavo.engine.request import FinishReason, Request
 from octavo.models.checkpoint import open_checkpoint
 from tests.models.tiny_checkpoints import random_tensors, tiny_config, write_huggingface
 
-from .conftest import TINY_ENGINE, Model
+from .conftest import Model
 from .fakes import Answer, add_request, finish, request
 
 DRAWN = {"temperature": 1.0, "seed": 7}
@@ -78,14 +78,17 @@ OPTION_SETS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def engine(tiny_model: Model) -> Engine:
-    """Few pages, so that some are preempted, and their histories entered again."""
+    """Few pages, so that some are preempted, and their histories entered again.
+
+    Small chunks, as in the other engines here: there are few executables to compile.
+    """
     return tiny_model.build(
         EngineConfig(
             dtype="float32",
             max_num_seqs=32,
-            prefill_chunk_tokens=32,
+            prefill_chunk_tokens=8,
             page_size=4,
-            num_pages=190,
+            num_pages=90,
             max_model_len=200,
         )
     )
@@ -164,7 +167,16 @@ def test_a_history_that_takes_steps_to_enter(tiny_model: Model):
     Fails if a first token is sampled before the history is complete, or if it is entered before
     the slot forgets the one before it.
     """
-    engine = tiny_model.build(replace(TINY_ENGINE, max_model_len=330, num_pages=140))
+    engine = tiny_model.build(
+        EngineConfig(
+            dtype="float32",
+            max_num_seqs=2,
+            prefill_chunk_tokens=16,
+            page_size=4,
+            num_pages=180,
+            max_model_len=330,
+        )
+    )
     prompt = [*range(310), 5, 6, 7, 8, 9]
     penalised = request("a", prompt, max_tokens=3, repetition_penalty=50.0, logprobs=True)
     biased = replace(
@@ -198,7 +210,16 @@ def broken_engine(tmp_path_factory: pytest.TempPathFactory, compilation_cache: N
     tensors["model.embed_tokens.weight"][NAN_ID] = np.nan
     folder = tmp_path_factory.mktemp("broken") / "model"
     write_huggingface(folder, config, tensors, dtype=np.float32)
-    return Model(open_checkpoint(folder)).build(TINY_ENGINE)
+    return Model(open_checkpoint(folder)).build(
+        EngineConfig(
+            dtype="float32",
+            max_num_seqs=8,
+            prefill_chunk_tokens=16,
+            page_size=4,
+            num_pages=100,
+            max_model_len=200,
+        )
+    )
 
 
 def test_nan_ends_the_request_and_touches_nobody(broken_engine: Engine):
