@@ -136,12 +136,9 @@ def _is_masked(sampling: SamplingParams) -> bool:
 
 def _write_mask(words: np.ndarray, sampling: SamplingParams, vocab: int) -> None:
     """Sets and clears the bits of ids; those past the vocabulary stay as they are."""
-    allowed = sampling.allowed_token_ids
-    bits = words.view(np.uint32)
-    for token_id in range(vocab):
-        may_come = allowed is None or token_id in allowed
-        bit = np.uint32(1 << token_id % 32)
-        if may_come and token_id not in sampling.banned_token_ids:
-            bits[token_id // 32] |= bit
-        else:
-            bits[token_id // 32] &= ~bit
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    bits[:vocab] = sampling.allowed_token_ids is None
+    if sampling.allowed_token_ids is not None:
+        bits[list(sampling.allowed_token_ids)] = 1
+    bits[list(sampling.banned_token_ids)] = 0
+    words[:] = np.packbits(bits, bitorder="little").view("<i4")
