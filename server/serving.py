@@ -79,6 +79,8 @@ async def serve_until_stopped(
     try:
         loading = _in_thread(lambda: load(server.router.on_outputs, on_load_progress))
         if not await _before(loading, server.drain.begun):
+            # Whoever asked by Control.Drain may not have the answer yet.
+            await server.stop(GRACE_S)
             return False
         model = await loading
         sys.setswitchinterval(SWITCH_INTERVAL_S)  # before, it would only slow the compilations

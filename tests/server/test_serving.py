@@ -1,7 +1,9 @@
 """A whole process: READY, SIGTERM once and twice, Control.Drain, a drain that cannot end."""
 
+import asyncio
 import re
 import signal
+import threading
 import time
 from typing import Any
 
@@ -11,9 +13,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.server import octavo_pb2 as pb
-from octavo.server import octavo_pb2_grpc
+from octavo.server import octavo_pb2_grpc, serving
 from octavo.server.client import open_channel
+from octavo.server.control_service import ControlService
+from octavo.server.progress import OnProgress
+from octavo.server.served_model import ServedModel
+from octavo.server.server import Server, ServerConfig
 
+from .fakes import OnOutputs
 from .harness import kinds, request, token_ids
 from .processes import fake_server_command, server_process
 
@@ -171,6 +178,50 @@ def test_control_drain_while_loading_ends_the_process() -> None:
         with open_channel(f"127.0.0.1:{port}") as channel:
             octavo_pb2_grpc.ControlStub(channel).Drain(pb.DrainRequest())
         assert server.process.wait(timeout=10) == 1
+
+
+def test_control_drain_while_loading_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the server goes before an answer that takes its time has reached the client."""
+    begin_drain = ControlService.Drain
+
+    async def drain(self: ControlService, *call: Any) -> pb.DrainResponse:
+        answer = await begin_drain(self, *call)
+        await asyncio.sleep(0.2)
+        return answer
+
+    monkeypatch.setattr(ControlService, "Drain", drain)
+
+    def load(on_outputs: OnOutputs, on_progress: OnProgress) -> ServedModel:
+        threading.Event().wait()  # to the end of the process, on a daemon thread
+        raise AssertionError
+
+    def ignore(*told: object) -> None:
+        pass
+
+    async def scenario() -> None:
+        ports: asyncio.Queue[int] = asyncio.Queue()
+
+        class TellingServer(Server):
+            async def start(self) -> int:
+                port = await super().start()
+                ports.put_nowait(port)
+                return port
+
+        monkeypatch.setattr(serving, "Server", TellingServer)
+        serve = asyncio.create_task(
+            serving.serve_until_stopped(
+                ServerConfig(port=0),
+                load,
+                stall_timeout_s=120.0,
+                on_progress=ignore,
+                announce=ignore,
+            )
+        )
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{await ports.get()}") as channel:
+            await octavo_pb2_grpc.ControlStub(channel).Drain(pb.DrainRequest())
+            assert not await serve
+
+    asyncio.run(scenario())
 
 
 def test_an_engine_that_hangs_does_not_keep_the_process() -> None:
