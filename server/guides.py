@@ -1,12 +1,9 @@
-"""Structured output on the wire: a Guide message to the engine's record, checked before it runs."""
+"""Structured output on the wire: a Guide message to the engine's record."""
 
-import asyncio
 import json
-import reprlib
 
 from ..engine.sampling_params import Guide, GuideKind
 from . import octavo_pb2 as pb
-from .served_model import ServedModel
 from .status import invalid
 
 MAX_CHOICE_TEXTS = 1000
@@ -41,21 +38,3 @@ def engine_guide(message: pb.Guide) -> Guide:
         case _:
             kinds = ", ".join(field.name for field in message.DESCRIPTOR.fields)
             raise invalid("sampling.guide", f"guide is empty; it must have one of {kinds}")
-
-
-async def check_guide(guide: Guide, model: ServedModel) -> None:
-    """Compiles a guide whose length was checked, in a thread.
-
-    Raises:
-      Refusal: The engine takes no guides, or cannot hold outputs to this one; says why.
-    """
-    field = f"sampling.guide.{guide.kind.value}"
-    if model.check_guide is None:
-        raise invalid(field, f"{guide.kind.value} is a guide; this server takes none")
-    try:
-        await asyncio.to_thread(model.check_guide, guide)
-    except ValueError as error:
-        shown = "true" if guide.kind is GuideKind.JSON_OBJECT else reprlib.repr(guide.text)
-        raise invalid(
-            field, f"{guide.kind.value} is {shown}; it must be one that can be followed: {error}"
-        ) from error

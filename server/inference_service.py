@@ -10,6 +10,7 @@ from ..engine.request import FinishReason, Place, Request
 from . import octavo_pb2 as pb
 from .concurrency import ConcurrencyGate
 from .conversion import invalid_field, overload
+from .guide_checks import GuideChecks
 from .lifecycle import Lifecycle
 from .prepared_request import prepare, skips_special_tokens
 from .prompts import MAX_DETOKENIZE_IDS, prompt_token_ids
@@ -27,6 +28,7 @@ class InferenceService:
         lifecycle: Lifecycle,
         router: StreamRouter,
         gate: ConcurrencyGate,
+        guide_checks: GuideChecks,
         *,
         clock: Callable[[], float],
         new_request_id: Callable[[], str],
@@ -37,12 +39,14 @@ class InferenceService:
           lifecycle: Says which model takes requests, if any does.
           router: Where the engine's outputs arrive.
           gate: Bounds the calls of this service.
+          guide_checks: Compile guides.
           clock: Seconds; the engine's monotonic clock.
           new_request_id: Names requests whose client gave no id.
         """
         self._lifecycle = lifecycle
         self._router = router
         self._gate = gate
+        self._guide_checks = guide_checks
         self._clock = clock
         self._new_request_id = new_request_id
 
@@ -60,6 +64,7 @@ class InferenceService:
                 prepared = await prepare(
                     request,
                     model,
+                    self._guide_checks,
                     request_id=request_id,
                     arrival_s=arrival_s,
                     deadline_s=deadline_s,

@@ -11,7 +11,7 @@ from . import octavo_pb2 as pb
 from .choice_output import ChoiceOutput
 from .conversion import engine_request, invalid_field, sampling_params, stop_strings
 from .events import echo_deltas
-from .guides import check_guide
+from .guide_checks import GuideChecks
 from .prompts import prompt_token_ids
 from .request_sizes import check_sizes
 from .served_model import ServedModel, StreamDecoder
@@ -83,6 +83,7 @@ class PreparedRequest:
 async def prepare(
     sent: pb.GenerateRequest,
     model: ServedModel,
+    guide_checks: GuideChecks,
     *,
     request_id: str,
     arrival_s: float,
@@ -93,12 +94,13 @@ async def prepare(
     Args:
       sent: As it came.
       model: What it is for.
+      guide_checks: Compile its guide.
       request_id: Its id, which may be one that the server made up.
       arrival_s: When it came, on the engine's clock.
       deadline_s: The deadline of its call, on the same clock.
 
     Raises:
-      Refusal: It can never run.
+      Refusal: It can never run, or its guide cannot be compiled now.
     """
     check_sizes(sent.sampling, model.vocab_size)
     stops = stop_strings(sent.sampling)
@@ -110,7 +112,7 @@ async def prepare(
             check_sampling(sampling, model.vocab_size)  # its length, before it is compiled
         except InvalidRequest as error:
             raise invalid_field(error, sent) from error
-        await check_guide(sampling.guide, model)
+        await guide_checks.check(sampling.guide, model)
     request = engine_request(
         sent,
         request_id=request_id,

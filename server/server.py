@@ -19,6 +19,7 @@ from .call_interceptor import MAX_SEND_BYTES, CallInterceptor
 from .concurrency import ConcurrencyGate
 from .control_service import ControlService
 from .drain import Drain
+from .guide_checks import GuideChecks
 from .inference_service import InferenceService
 from .lifecycle import CONTROL_SERVICE, INFERENCE_SERVICE, Lifecycle
 from .served_model import ServedModel
@@ -91,12 +92,18 @@ class Server:
             on_stage=on_drain_stage,
         )
         gate = ConcurrencyGate(config.max_concurrent_calls, clock)
+        self._guide_checks = GuideChecks()
         self._server = grpc.aio.server(
             interceptors=[CallInterceptor()], options=_channel_options(config)
         )
         octavo_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(
-                self.lifecycle, self.router, gate, clock=clock, new_request_id=new_request_id
+                self.lifecycle,
+                self.router,
+                gate,
+                self._guide_checks,
+                clock=clock,
+                new_request_id=new_request_id,
             ),
             self._server,
         )
@@ -139,6 +146,7 @@ class Server:
     async def stop(self, grace_s: float = 0) -> None:
         """Closes the port and ends every call that is open grace_s seconds later."""
         await self._server.stop(grace_s)
+        self._guide_checks.close()
 
 
 def _one_address(host: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 from octavo.server import call_interceptor
 from octavo.server import octavo_pb2 as pb
 from octavo.server.concurrency import ConcurrencyGate
+from octavo.server.guide_checks import GuideChecks
 from octavo.server.inference_service import InferenceService
 from octavo.server.server import MAX_RECEIVE_BYTES
 from octavo.server.status import Refusal
@@ -230,6 +231,7 @@ def test_an_expired_deadline_runs_nothing() -> None:
                 at.server.lifecycle,
                 at.server.router,
                 ConcurrencyGate(1, lambda: 0.0),
+                GuideChecks(),
                 clock=lambda: 0.0,
                 new_request_id=lambda: "a",
             )
