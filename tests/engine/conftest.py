@@ -13,6 +13,7 @@ from octavo.configs.engine_config import DType, EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.compilation import use_persistent_cache
 from octavo.engine.engine import Engine
+from octavo.engine.guided_masks import GuideCompiler
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.decoder import ParameterSpec, declared_parameters
 from octavo.models.fetch import default_cache_dir
@@ -40,13 +41,14 @@ class Model:
 
     checkpoint: Checkpoint
 
-    def build(self, config: EngineConfig) -> Engine:
+    def build(self, config: EngineConfig, guides: GuideCompiler | None = None) -> Engine:
         return build_engine(
             self.checkpoint,
             config,
             eos_token_ids=self.checkpoint.eos_token_ids,
             clock=time.monotonic,
             on_progress=ignore_progress,
+            guides=guides,
         ).engine
 
     @cached_property

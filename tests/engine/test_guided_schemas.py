@@ -7,12 +7,12 @@ wrong ids through, a schema under which a small model goes on for ever.
 import datetime
 import json
 import time
+from collections import Counter
 
 import jsonschema
 import pytest
 
 from octavo.configs.engine_config import EngineConfig
-from octavo.engine.build import build_engine
 from octavo.engine.compilation import compile_events
 from octavo.engine.guides import Guides
 from octavo.engine.request import FinishReason
@@ -20,11 +20,13 @@ from octavo.engine.sampling_params import Guide, GuideKind
 from octavo.models.chat_template import render_chat
 from octavo.models.tokenizer import load_tokenizer
 
-from .conftest import Model, ignore_progress
+from .conftest import Model
 from .fakes import add_request, finish, request
 from .json_schemas import CASES
 
-MOST_UNENDED = 10
+LEAST_STOPPED = 190
+SCHEMA_CHARACTERS = 300
+"""Of the schema, in the prompt: most prompts take several prefill chunks then."""
 NOW = datetime.datetime(2026, 11, 30, tzinfo=datetime.UTC)
 
 
@@ -33,23 +35,23 @@ NOW = datetime.datetime(2026, 11, 30, tzinfo=datetime.UTC)
 def test_outputs_end_and_validate(default_model: Model):
     checkpoint = default_model.checkpoint
     tokenizer = load_tokenizer(checkpoint.tokenizer_source)
-    eos = checkpoint.eos_token_ids | tokenizer.eos_token_ids
+    eos = checkpoint.eos_token_ids
+    assert tokenizer.eos_token_ids <= eos
     guides = Guides(tokenizer, vocab_size=checkpoint.config.vocab_size, eos_token_ids=eos)
-    config = EngineConfig(max_num_seqs=32, prefill_chunk_tokens=64, num_pages=1200)
-    engine = build_engine(
-        checkpoint,
-        config,
-        eos_token_ids=eos,
-        clock=time.monotonic,
-        on_progress=ignore_progress,
-        guides=guides,
-    ).engine
+    config = EngineConfig(
+        dtype="bfloat16", max_num_seqs=32, prefill_chunk_tokens=64, num_pages=1200
+    )
+    engine = default_model.build(config, guides)
     template = tokenizer.chat_template
     assert template is not None
     events = compile_events()
     for number, case in enumerate(CASES):
-        message = {"role": "user", "content": f"{case.prompt} Answer with JSON and nothing else."}
-        guide = Guide(kind=GuideKind.JSON_SCHEMA, text=json.dumps(case.schema, ensure_ascii=False))
+        schema = json.dumps(case.schema, ensure_ascii=False)
+        message = {
+            "role": "user",
+            "content": f"{case.prompt} Answer with JSON and nothing else. "
+            f"The JSON schema begins: {schema[:SCHEMA_CHARACTERS]}",
+        }
         add_request(
             engine,
             request(
@@ -62,7 +64,7 @@ def test_outputs_end_and_validate(default_model: Model):
                 temperature=1.0,
                 seed=number,
                 ignore_eos=False,
-                guide=guide,
+                guide=Guide(kind=GuideKind.JSON_SCHEMA, text=schema),
             ),
         )
     answers = finish(engine)
@@ -76,4 +78,7 @@ def test_outputs_end_and_validate(default_model: Model):
             continue
         assert answer.stop_token_id in eos
         jsonschema.Draft202012Validator(case.schema).validate(json.loads(output))
-    assert len(unended) <= MOST_UNENDED, "\n".join(unended)
+    print(Counter(str(answer.finish_reason) for answer in answers.values()))
+    print(f"{sum(len(answer.token_ids) for answer in answers.values())} tokens")
+    print(*unended, sep="\n")
+    assert len(CASES) - len(unended) >= LEAST_STOPPED, "\n".join(unended)
