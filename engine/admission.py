@@ -135,6 +135,7 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
             mask=None if sampling.guide else mask,
             is_guided=sampling.guide is not None,
             waits_for_mask=sampling.guide is not None,
+            is_plain=sampling.guide is None and not sampling.logprobs,
         )
     )
 
@@ -231,6 +232,7 @@ def _with_forks(leader: RequestState) -> RequestState:
                 ids_mask=leader.ids_mask,
                 mask=leader.mask,
                 is_guided=leader.is_guided,
+                is_plain=leader.is_plain,
                 waits_for_mask=leader.waits_for_mask,
             )
         )

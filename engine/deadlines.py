@@ -62,7 +62,8 @@ class Deadlines:
         if request.deadline_s is not None:
             found.append((request.deadline_s, ordinal, request.request_id, False))
         ttls = [ttl for ttl in (request.queue_ttl_s, self._queue_ttl_s) if ttl is not None]
-        if ttls and state.admitted_s is None:
+        # Choices beyond the first wait for its prompt first; their request has had its slot.
+        if ttls and state.admitted_s is None and state.leader is None:
             found.append((request.arrival_s + min(ttls), ordinal, request.request_id, True))
         return found
 

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 MASK_WAIT = 0.2
 """Part of a step's time that the next one may wait for masks, while the device runs that step."""
 
-IDLE_MASK_WAIT_S = 0.05
-"""How long the engine waits for masks at a time when nothing else can go on."""
+IDLE_MASK_WAIT_S = 0.005
+"""How long the engine waits for a mask when nothing else can go on, before it looks about."""
 
 
 @runtime_checkable
@@ -220,7 +220,7 @@ class Engine:
     def _advance(self, *, is_dispatching: bool) -> list[RequestOutput]:
         try:
             if self._guides.has_pending:
-                self._take_masks(wait_s=MASK_WAIT * self._step_s if self._in_flight else 0.0)
+                self._take_masks()
             now_s = self._clock()
             expired = self._scheduler.expired(now_s)
             for state in expired:
@@ -233,7 +233,7 @@ class Engine:
             if unread is not None:
                 self._read(unread)
             elif self._in_flight is None and self._guides.has_pending:
-                self._guides.wait(IDLE_MASK_WAIT_S)  # nothing else can go on
+                self._guides.wait(IDLE_MASK_WAIT_S, for_all=False)  # nothing else can go on
             if unread is not None or self._in_flight is not None:
                 self._progress_s = self._clock()
         except Exception as failure:
@@ -447,19 +447,21 @@ class Engine:
             if state.is_guided:
                 self._guides.take(state, token_id)
 
-    def _take_masks(self, *, wait_s: float) -> None:
+    def _take_masks(self) -> None:
         """Lets guided requests go on whose masks are known; those whose guide failed end.
 
         Waits a little, as long as the device has a step to run: a request whose mask is late by a
         moment would sit out one more step.
         """
-        if wait_s:
-            self._guides.wait(wait_s)
+        if self._in_flight is not None:
+            # What the last one took says nothing where that had a chunk and this has none.
+            in_flight_s = min(self._step_s, self._costs.step_s(self._in_flight.key))
+            self._guides.wait(MASK_WAIT * in_flight_s)
         for state, mask, error in self._guides.done():
             if mask is None:
                 self._end_between_steps(state, FinishReason.ERROR, error=error)
                 continue
-            state.mask, state.is_mask_new = mask, True
+            state.mask = mask
             self._scheduler.take_mask(state)
             if self._recorder is not None:
                 self._recorder.mask(state, self._clock())

@@ -1,12 +1,19 @@
 """GuidedMasks: which ids may come next in guided outputs, worked out beside the loop. No JAX.
 
 A guide must see a token before it can say what may follow, and that takes time that depends on the
-guide. So it happens on a thread of its own while the device runs other rows; a guided request sits
+guide. So it happens on threads of its own while the device runs other rows; a guided request sits
 out steps until its mask is there.
 """
 
+import logging
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    ALL_COMPLETED,
+    FIRST_COMPLETED,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +21,8 @@ import numpy as np
 from .sampling_params import Guide
 from .schedule import RequestState
 from .token_masks import Mask, without_ids
+
+logger = logging.getLogger(__name__)
 
 
 class GuideError(Exception):
@@ -63,7 +72,9 @@ class GuidedMasks:
     def __init__(self, compiler: GuideCompiler | None) -> None:
         """Starts idle; without a compiler nobody may ask for a guide."""
         self._compiler = compiler
-        self._thread: ThreadPoolExecutor | None = None
+        # Guides begin on a thread of their own: a queue of them must not hold up those that run.
+        self._beginners = ThreadPoolExecutor(1, thread_name_prefix="guides-begin")
+        self._runners = ThreadPoolExecutor(1, thread_name_prefix="guides-run")
         self._guides: dict[RequestState, Future[GuideState]] = {}
         self._pending: dict[RequestState, Future[Mask]] = {}
 
@@ -77,26 +88,25 @@ class GuidedMasks:
         compiler, guide = self._compiler, state.request.sampling.guide
         assert compiler is not None, "admission lets no guide pass where there is no compiler"
         assert guide is not None
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="guides")
-        guides = self._guides[state] = self._thread.submit(compiler.start, guide)
-        self._pending[state] = self._thread.submit(_next_mask, guides, state, None, 0)
+        guides = self._guides[state] = self._beginners.submit(compiler.start, guide)
+        self._pending[state] = self._beginners.submit(_next_mask, guides, state, None, 0)
 
     def take(self, state: RequestState, token_id: int) -> None:
         """A token came and the output goes on: begins with the mask of the next."""
-        assert self._thread is not None
-        self._pending[state] = self._thread.submit(
+        self._pending[state] = self._runners.submit(
             _next_mask, self._guides[state], state, token_id, len(state.output_token_ids)
         )
 
     def forget(self, state: RequestState) -> None:
-        """It has ended."""
-        self._guides.pop(state, None)
-        self._pending.pop(state, None)
+        """It has ended; what is not begun for it never will be."""
+        for futures in (self._guides, self._pending):
+            future = futures.pop(state, None)
+            if future is not None:
+                future.cancel()
 
-    def wait(self, timeout_s: float) -> None:
-        """Returns when all that is being worked out is, or time is up."""
-        wait(self._pending.values(), timeout_s)
+    def wait(self, timeout_s: float, *, for_all: bool = True) -> None:
+        """Returns when all that is being worked out is, or one of it, or time is up."""
+        wait(self._pending.values(), timeout_s, ALL_COMPLETED if for_all else FIRST_COMPLETED)
 
     def done(self) -> Iterable[GuidedMask]:
         """What has become known since the last call."""
@@ -106,13 +116,16 @@ class GuidedMasks:
                 mask = future.result()
             except (GuideError, ValueError) as error:
                 yield GuidedMask(state, None, str(error))
+            except Exception:  # a bug of ours or of a library ends one request, and not all
+                logger.exception("the guide of %s failed", state.request.request_id)
+                yield GuidedMask(state, None, "the guide failed")
             else:
                 yield GuidedMask(state, mask)
 
     def close(self) -> None:
-        """Ends the thread; what it is at may still run."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        """Ends the threads; what they are at may still run."""
+        for pool in (self._beginners, self._runners):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _next_mask(
@@ -121,7 +134,7 @@ def _next_mask(
     """The mask after a token, less what the request rules out itself.
 
     Args:
-      guides: Its guide, which was made before on the same thread.
+      guides: Its guide, which is there: it was made before the first mask.
       state: Whose.
       token_id: The last token; None: there is none yet.
       num_tokens: Tokens that the output has.

@@ -124,7 +124,10 @@ class Guides:
             if matcher is not None:
                 self._compiled.move_to_end(key)
                 return matcher
-        grammar = json.dumps({"grammars": [_grammar(guide)]}, allow_nan=False)
+        try:
+            grammar = json.dumps({"grammars": [_grammar(guide)]}, allow_nan=False)
+        except RecursionError:
+            raise ValueError("the guide is nested too deeply") from None
         with _panics_as(ValueError):
             matcher = LLMatcher(self._indexed_vocabulary(), grammar, log_level=0, limits=_LIMITS)
             if matcher.is_error() or matcher.get_grammar_warnings():

@@ -253,18 +253,13 @@ def pack_masks(schedule: Schedule, layout: UploadLayout) -> np.ndarray | None:
 
     A guided request's changes with every token, that of any other comes with its first one.
     """
-    changed = [
-        state
-        for state in (*schedule.decodes, *(chunk.state for chunk in schedule.chunks))
-        if state.mask is not None and state.is_mask_new
-    ]
-    if not changed:
+    if not schedule.masked:
         return None
     rows = no_masks(layout)
-    for row, state in zip(rows, changed, strict=False):
+    assert len(schedule.masked) <= len(rows), "too many masks"
+    for row, state in zip(rows, schedule.masked, strict=False):
         row[MASK_SLOT] = state.slot
         row[MASK_WORDS:] = state.mask
-        state.is_mask_new = False
     return rows
 
 
@@ -274,8 +269,8 @@ class StepResult:
 
     Attributes:
       token_ids: Sampled tokens.
-      statuses: Bits: VALID, STOPPED, EXHAUSTED. Of the segments only the last chunk of a prompt is
-        VALID.
+      statuses: Bits: VALID, STOPPED, EXHAUSTED, BROKEN. Of the segments only the last chunk of a
+        prompt is VALID.
       samples: int32 [samples, SAMPLE_COLUMNS]: all of it, where more was asked for.
       scores: int32 [chunk, SCORE_COLUMNS]: of each chunk token's target; 0 where none was asked
         for.

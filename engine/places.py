@@ -226,7 +226,6 @@ class Places:
         state.slot = self._free_slots.pop()
         state.generation += 1
         state.rule_entries = rule_entries(state)
-        state.is_mask_new = True
         state.is_inserted = False
         cached_tokens = state.num_computed_tokens
         if state.admitted_s is None:

@@ -111,7 +111,7 @@ def sample(
             samples.is_broken.at[wide].max(found.is_broken, mode="drop"),
         )
 
-    samples = Samples(token, ~jnp.isfinite(block_high.max(-1)))
+    samples = Samples(token, _is_broken(blocks, block_high))
     samples = for_groups(rules.is_used | ~suffices, GROUP, sample_wide, samples)
     return Samples(jnp.clip(samples.token, 0, logits.shape[1] - 1), samples.is_broken)
 
@@ -144,7 +144,8 @@ def top_logprobs(
 
     A smaller vocabulary is filled up with id 0 and the least log-probability.
     """
-    blocks = _blocks(logits)
+    # top_k takes -0 for less than 0.
+    blocks = _blocks(jnp.where(logits == 0, 0, logits))
     num_rows, num_blocks, _ = blocks.shape
     # Any `count` highest lie in the `count` blocks with the highest maxima; in order of ids, so
     # that ties go to the lowest.
@@ -163,6 +164,16 @@ def _blocks(logits: Float[Array, "rows vocab"]) -> Float[Array, "rows blocks blo
     padding = -vocab % (BLOCK * FOLD)
     padded = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
     return padded.reshape(rows, -1, BLOCK)
+
+
+def _is_broken(
+    blocks: Float[Array, "rows blocks block"], block_high: Float[Array, "rows blocks"]
+) -> Bool[Array, " rows"]:
+    """Rows with NaN or infinity, or with nothing but -inf.
+
+    XLA's CPU code forgets a NaN when it takes the maximum of eight rows and more.
+    """
+    return jnp.isnan(blocks).any((-2, -1)) | ~jnp.isfinite(block_high.max(-1))
 
 
 def _greedy(
@@ -212,7 +223,7 @@ def _sample_wide(logits: Float[Array, "rows vocab"], rows: SamplingRows) -> Samp
     )
     drawn = _inverse(kept, uniform(rows.seed, rows.position, rows.choice))
     token = jnp.where(rows.temperature > 0, drawn, _greedy(blocks, block_high))
-    return Samples(token, ~jnp.isfinite(block_high.max(-1)))
+    return Samples(token, _is_broken(blocks, block_high))
 
 
 def _likelihood(

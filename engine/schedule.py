@@ -34,9 +34,9 @@ class RequestState:
       forks: The other choices, of choice 0.
       ids_mask: Ids that may come at all, as engine.token_masks has them; None: all.
       mask: Those that may come next; None: all, or its guide has not said yet.
-      is_mask_new: The device does not have it yet.
       rule_entries: What the device's rule tables have yet to learn of it, since it got its slot.
       is_guided: Its mask changes with every token.
+      is_plain: Its tokens need nothing but to be handed on.
       waits_for_mask: That of its next token is not known yet, so it cannot be sampled.
       chain: Its tokens as the prefix cache names them; None: it is not to be cached.
       ordinal: How many requests the engine took before it.
@@ -78,7 +78,7 @@ class RequestState:
     ids_mask: Mask | None = None
     mask: Mask | None = None
     is_guided: bool = False
-    is_mask_new: bool = True
+    is_plain: bool = True
     waits_for_mask: bool = False
     rule_entries: "list[RuleEntry]" = field(default_factory=list)
     chain: TokenChain | None = None
@@ -113,11 +113,6 @@ class RequestState:
             max(start - num_prompt_tokens, 0) : max(end - num_prompt_tokens, 0)
         ]
         return [*self.request.prompt_token_ids[start:end], *outputs]
-
-    @property
-    def is_plain(self) -> bool:
-        """Its tokens need nothing but to be handed on."""
-        return not (self.is_guided or self.request.sampling.logprobs)
 
     @property
     def is_masked(self) -> bool:
@@ -221,6 +216,7 @@ class Schedule:
       chunks: Prompt chunks, in the order in which they are packed.
       inserts: Whose slot rows travel without a chunk of theirs: they go on with a decode row, in
         this step or a later one, or with a chunk in a later one.
+      masked: Whose masks go up: guided ones that sample, and others with their slot rows.
       page_entries: Page-table entries that changed since the last step.
       rule_entries: What the rule tables learn.
       transfers: Copies that must be dispatched before the step, in this order.
@@ -232,6 +228,7 @@ class Schedule:
     generations: tuple[int, ...] = ()
     chunks: tuple[PrefillChunk, ...]
     inserts: tuple[RequestState, ...] = ()
+    masked: tuple[RequestState, ...] = ()
     page_entries: tuple[PageEntry, ...]
     rule_entries: tuple[RuleEntry, ...] = ()
     transfers: tuple[Transfer, ...] = ()

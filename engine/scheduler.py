@@ -58,6 +58,7 @@ class _Step:
     grants: dict[RequestState, int] = field(default_factory=dict)
     newcomer: RequestState | None = None
     inserts: list[RequestState] = field(default_factory=list)
+    masked: list[RequestState] = field(default_factory=list)
     page_entries: list[PageEntry] = field(default_factory=list)
     rule_entries: list[RuleEntry] = field(default_factory=list)
 
@@ -117,6 +118,7 @@ class Scheduler(Places):
             generations=tuple(step.generations),
             chunks=tuple(chunks),
             inserts=tuple(step.inserts),
+            masked=tuple(step.masked),
             page_entries=tuple(step.page_entries),
             rule_entries=tuple(step.rule_entries),
             transfers=tuple(memory.transfers),
@@ -223,6 +225,7 @@ class Scheduler(Places):
                 self._all_dispatched.append(state)
             if state.is_guided:
                 state.waits_for_mask = True
+                step.masked.append(state)
             kv_tokens += computed + 1
             decodes.append(state)
             generations.append(state.generation)
@@ -388,6 +391,8 @@ class Scheduler(Places):
         state.num_computed_tokens = end
         self._enter_pages(step, state, self.memory.pages(end))
         is_last = end == state.prefill_end
+        if state.is_masked and (is_last if state.is_guided else is_insert):
+            step.masked.append(state)
         if is_last:
             state.waits_for_mask = state.is_guided
             self._num_prefilling -= 1
@@ -418,6 +423,8 @@ class Scheduler(Places):
         if not state.is_inserted and not (is_ready and granted):
             step.inserts.append(state)
             state.is_inserted = True
+            if state.is_masked and not state.is_guided:
+                step.masked.append(state)
         return is_ready
 
     def _resume(self, step: _Step, state: RequestState) -> None:
@@ -427,7 +434,9 @@ class Scheduler(Places):
         state.num_sampled += 1
         if state.num_sampled == state.max_tokens:
             self._all_dispatched.append(state)
-        state.waits_for_mask = state.is_guided
+        if state.is_guided:
+            state.waits_for_mask = True
+            step.masked.append(state)
         self._num_prefilling -= 1
         step.decode_kv_tokens += state.num_computed_tokens
         step.decodes.append(state)

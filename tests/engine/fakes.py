@@ -484,7 +484,7 @@ class Answer:
     prompt_top: list[tuple[int, float]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
-    error: str | None = None
+    error: str | None = field(default=None, compare=False)
     num_cached_tokens: int = field(default=0, compare=False)
 
 

@@ -149,6 +149,21 @@ def test_a_deadline_ends_every_choice():
     assert [answer.finish_reason for answer in answers.values()] == [FinishReason.DEADLINE] * 3
 
 
+def test_forks_do_not_wait_in_vain():
+    """Their time to wait is their request's, and that had its slot in time."""
+    clock = Clock()
+    engine, _ = fake_engine(clock=clock)
+    one = request("a", PROMPT, n=2, max_tokens=4, queue_ttl_s=0.5)
+    add_request(engine, one)
+    answers: dict[str, Answer] = {}
+    while engine.has_work:
+        step(engine, answers)
+        clock.now_s += 0.4
+    for choice in range(2):
+        expected = run_alone(one, engine.config, engine.limits, choice)
+        assert answers[choice_id("a", choice)] == expected
+
+
 def thread_of(outputs: list[RequestOutput], **changes: Any) -> EngineThread:
     """Not started: what is submitted waits."""
     engine, _ = fake_engine(small_config(**changes))

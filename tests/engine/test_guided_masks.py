@@ -116,6 +116,8 @@ class FailingGuides(FakeGuides):
     def start(self, guide: Guide) -> FakeGuideState:
         if guide.text == "0":
             raise ValueError("no guide has number 0")
+        if guide.text == "9":
+            raise RecursionError("secret details")
 
         class Failing(FakeGuideState):
             @override
@@ -128,7 +130,8 @@ class FailingGuides(FakeGuides):
 
 
 @pytest.mark.parametrize(
-    ("number", "error", "length"), [(4, "the guide is lost", 2), (0, "no guide has number 0", 0)]
+    ("number", "error", "length"),
+    [(4, "the guide is lost", 2), (0, "no guide has number 0", 0), (9, "the guide failed", 0)],
 )
 def test_a_guide_that_fails_ends_its_request_alone(number: int, error: str, length: int):
     engine, _ = engine_with(FailingGuides())
@@ -154,6 +157,31 @@ def test_ids_that_no_guide_lets_come_end_the_request():
     errors = [answer.error for answer in answers.values() if answer.error]
     assert errors == ["the guide and the ids that may come have none in common"] * len(errors)
     assert errors
+
+
+def test_a_guide_that_begins_slowly_holds_up_none_that_runs():
+    """Fails if all guides share one thread."""
+    may_begin = threading.Event()
+
+    class SlowToBegin(FakeGuides):
+        @override
+        def start(self, guide: Guide) -> FakeGuideState:
+            assert guide.text != "5" or may_begin.wait(10)
+            return super().start(guide)
+
+    engine, _ = engine_with(SlowToBegin())
+    running = request("running", max_tokens=9, min_tokens=9, guide=guide(4), ignore_eos=False)
+    add_request(engine, running)
+    answers: dict[str, Answer] = {}
+    while not answers:
+        collect(engine.step(), answers)
+    add_request(engine, request("late", max_tokens=2, guide=guide(5), ignore_eos=False))
+    while answers["running"].finish_reason is None:
+        collect(engine.step(), answers)
+    assert answers.keys() == {"running"}
+    may_begin.set()
+    finish(engine, answers)
+    assert answers["late"].token_ids
 
 
 def test_a_request_that_is_gone_leaves_no_guide_behind():

@@ -188,6 +188,7 @@ def test_outputs_do_not_share_a_state(guides: Guides):
         (Guide(kind=GuideKind.JSON_SCHEMA, text="{"), "cannot be read as JSON"),
         (Guide(kind=GuideKind.JSON_SCHEMA, text="[" * 50_000), "cannot be read as JSON"),
         (Guide(kind=GuideKind.JSON_SCHEMA, text="[]"), "must be a JSON object"),
+        (Guide(kind=GuideKind.JSON_SCHEMA, text='{"items":' * 800 + "{}" + "}" * 800), "nested"),
         (schema({"not": {"type": "string"}}), "not"),
         (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (schema({"type": "string", "format": "zodiac"}), "zodiac"),
