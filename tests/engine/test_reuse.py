@@ -80,8 +80,7 @@ def poison_free_pages(engine: Engine) -> None:
     free = np.full(pool.num_pages, pool.num_pages, np.int32)
     free[: pool.num_free] = pool._free
     executor = engine._executor
-    num_kv = len(executor._state) - 2  # all but the slots' rows and page tables
-    for index in range(num_kv):
+    for index in range(executor._num_kv_leaves):  # the first of the state
         executor._state[index] = _poison(executor._state[index], free)
 
 
