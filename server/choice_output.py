@@ -8,9 +8,11 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..engine.request import FinishReason, RequestOutput
 from ..models.stop_strings import StopMatcher
+from .logprobs import Logprobs
 from .served_model import StreamDecoder
 
 MAX_ENTRIES_PER_PIECE = 8192
@@ -33,25 +35,21 @@ class ChoiceEnd:
     stop: str | None = None
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Piece:
     """What a reader takes at once, of one choice. It grows until it is taken.
 
     Attributes:
       choice: Whose.
       token_ids: The next output ids.
-      logprobs: One for each of token_ids if asked for, else empty.
-      top_token_ids, top_logprobs: So many for each of token_ids as were asked for, one after the
-        other.
+      logprobs: Of each of token_ids if asked for, else None.
       texts: The next text, in parts.
       end: Set in the choice's last piece, unless the request failed.
     """
 
     choice: int
-    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
-    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
-    top_token_ids: "array[int]" = field(default_factory=lambda: array("i"))
-    top_logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    token_ids: "array[int]" = field(default_factory=partial(array, "i"))
+    logprobs: Logprobs | None = None
     texts: list[str] = field(default_factory=list)
     end: ChoiceEnd | None = None
 
@@ -139,10 +137,12 @@ class ChoiceOutput:
             end = start + self._match(token_ids)
             token_ids = output.token_ids[start:end]
         piece.token_ids.extend(token_ids)
-        piece.logprobs.extend(output.logprobs[start:end])
-        num_top = len(output.top_token_ids) // len(output.token_ids)
-        piece.top_token_ids.extend(output.top_token_ids[start * num_top : end * num_top])
-        piece.top_logprobs.extend(output.top_logprobs[start * num_top : end * num_top])
+        if output.logprobs:
+            if piece.logprobs is None:
+                piece.logprobs = Logprobs()
+            piece.logprobs.extend(
+                output.logprobs, output.top_token_ids, output.top_logprobs, slice(start, end)
+            )
 
     def _match(self, token_ids: Sequence[int]) -> int:
         """Adds the text of tokens one by one until a stop string is found; returns of how many."""

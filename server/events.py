@@ -4,13 +4,13 @@ The order of events, and their numbers, are server.reply's.
 """
 
 import math
-from array import array
 from collections.abc import Iterator, Sequence
 
 from ..engine.request import FinishReason, Timings
 from . import octavo_pb2 as pb
 from .choice_output import ChoiceEnd, Piece
-from .request_stream import Failure, FailureKind, Outcome, PromptPiece
+from .logprobs import Logprobs
+from .request_stream import Failure, FailureKind, Outcome
 from .served_model import StreamDecoder
 
 LEAST_LOGPROB = -9999.0
@@ -49,23 +49,23 @@ def echo_deltas(
         yield pb.PromptDelta(token_ids=token_ids, text=decoder.push(token_ids).encode())
 
 
-def prompt_delta(piece: PromptPiece) -> pb.PromptDelta:
+def prompt_delta(logprobs: Logprobs) -> pb.PromptDelta:
     """The next log-probabilities of the prompt."""
-    return pb.PromptDelta(
-        logprobs=finite(piece.logprobs),
-        top_logprobs=_top_logprobs(piece.top_token_ids, piece.top_logprobs, len(piece.logprobs)),
-    )
+    delta = pb.PromptDelta()
+    _add_logprobs(delta, logprobs)
+    return delta
 
 
-def token_delta(piece: Piece) -> pb.TokenDelta:
-    """The next tokens of one choice, without usage."""
-    return pb.TokenDelta(
-        index=piece.choice,
-        token_ids=piece.token_ids,
-        text="".join(piece.texts).encode(),
-        logprobs=finite(piece.logprobs),
-        top_logprobs=_top_logprobs(piece.top_token_ids, piece.top_logprobs, len(piece.token_ids)),
-    )
+def token_event(piece: Piece) -> pb.GenerateEvent:
+    """The next tokens of one choice, without usage. One is made for every token, so in place."""
+    event = pb.GenerateEvent()
+    delta = event.token_delta
+    delta.index = piece.choice
+    delta.token_ids.extend(piece.token_ids)
+    delta.text = "".join(piece.texts).encode()
+    if piece.logprobs is not None:
+        _add_logprobs(delta, piece.logprobs)
+    return event
 
 
 def finished(choice: int, end: ChoiceEnd) -> pb.Finished:
@@ -109,21 +109,16 @@ def finite(logprobs: Sequence[float]) -> Sequence[float]:
     ]
 
 
-def _top_logprobs(
-    token_ids: "array[int]", logprobs: "array[float]", num_places: int
-) -> list[pb.TopLogprobs]:
-    """One message for each place, of numbers that lie one after the other."""
-    if not token_ids:
-        return []
-    num_top = len(token_ids) // num_places
-    logprobs_ = finite(logprobs)
-    return [
-        pb.TopLogprobs(
-            token_ids=token_ids[start : start + num_top],
-            logprobs=logprobs_[start : start + num_top],
-        )
-        for start in range(0, len(token_ids), num_top)
-    ]
+def _add_logprobs(delta: pb.PromptDelta | pb.TokenDelta, logprobs: Logprobs) -> None:
+    """Fills in those of all places, with a message for the most likely ids of each."""
+    delta.logprobs.extend(finite(logprobs.values))
+    num_top = len(logprobs.top_token_ids) // len(logprobs.values)
+    if not num_top:
+        return
+    top_values = finite(logprobs.top_values)
+    for start in range(0, len(top_values), num_top):
+        tops = slice(start, start + num_top)
+        delta.top_logprobs.add(token_ids=logprobs.top_token_ids[tops], logprobs=top_values[tops])
 
 
 def _timings(timings: Timings) -> pb.Timings:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from ..engine.request import FinishReason
 from . import octavo_pb2 as pb
 from .choice_output import Piece
-from .events import completed, failed, finished, prompt_delta, token_delta
-from .request_stream import Failure, Outcome, PromptPiece, RequestStream
+from .events import completed, failed, finished, prompt_delta, token_event
+from .logprobs import Logprobs
+from .request_stream import Failure, Outcome, RequestStream
 from .status import CallContext
 from .streams import INTERNAL_FAILURE
 
@@ -57,10 +58,10 @@ class Reply:
             await self._write(pb.GenerateEvent(prompt_delta=delta))
         while True:
             match await self._stream.take():
-                case PromptPiece() as piece:
-                    await self._write(pb.GenerateEvent(prompt_delta=prompt_delta(piece)))
                 case Piece() as piece:
                     await self._send_piece(piece)
+                case Logprobs() as logprobs:
+                    await self._write(pb.GenerateEvent(prompt_delta=prompt_delta(logprobs)))
                 case Outcome() as outcome:
                     end = completed(outcome, self._usage(outcome.num_cached_tokens))
                     await self._write(pb.GenerateEvent(completed=end))
@@ -71,11 +72,11 @@ class Reply:
 
     async def _send_piece(self, piece: Piece) -> None:
         self._num_completion_tokens += len(piece.token_ids)
-        delta = token_delta(piece)
-        if delta.token_ids or delta.text:
+        if piece.token_ids or piece.texts:
+            event = token_event(piece)
             if self._continuous_usage:
-                delta.usage.CopyFrom(self._usage(self._stream.num_cached_tokens))
-            await self._write(pb.GenerateEvent(token_delta=delta))
+                event.token_delta.usage.CopyFrom(self._usage(self._stream.num_cached_tokens))
+            await self._write(event)
         # An error is said once for the request, by Failed.
         if piece.end is not None and piece.end.reason is not FinishReason.ERROR:
             event = pb.GenerateEvent(finished=finished(piece.choice, piece.end))

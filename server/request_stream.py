@@ -7,13 +7,13 @@ and the engine never waits for it.
 
 import asyncio
 import enum
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from ..engine.request import FinishReason, RequestOutput, Timings
 from .choice_output import MAX_ENTRIES_PER_PIECE, ChoiceOutput, Piece
+from .logprobs import Logprobs
 
 Abort = Callable[[FinishReason, int | None], None]
 """Tells the engine to end one choice of the request, or with None all of them."""
@@ -49,34 +49,22 @@ class Outcome:
     timings: Timings | None = None
 
 
-@dataclass(kw_only=True)
-class PromptPiece:
-    """What a reader takes at once of what the engine says of the prompt.
-
-    Attributes:
-      logprobs: The next prompt log-probabilities.
-      top_token_ids, top_logprobs: So many for each of logprobs as were asked for.
-    """
-
-    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
-    top_token_ids: "array[int]" = field(default_factory=lambda: array("i"))
-    top_logprobs: "array[float]" = field(default_factory=lambda: array("f"))
-
-
 class RequestStream:
     """What one request produced and its reader has not taken. Used from the event loop alone.
 
     Attributes:
       is_submitted: The engine accepted the request.
+      is_engine_done: The last outputs of all choices came: the engine holds nothing of it any more.
     """
 
     def __init__(self) -> None:
         """The stream of a request that the engine has not accepted."""
         self.is_submitted = False
+        self.is_engine_done = False
         self._num_choices = 0
         self._last_outputs: dict[int, RequestOutput] = {}
         self._num_prompt_missing = 0
-        self._prompt_pieces: deque[PromptPiece] = deque()
+        self._prompt_pieces: deque[Logprobs] = deque()
         self._choices: list[ChoiceOutput] = []
         self._ready: deque[int] = deque()  # choices with news, each once
         self._abort: Abort = _abort_nothing
@@ -108,16 +96,12 @@ class RequestStream:
         self._choices = [make_choice(choice) for choice in range(num_choices)]
 
     @property
-    def is_engine_done(self) -> bool:
-        """The last outputs of all choices came: the engine holds nothing of it any more."""
-        return self.is_submitted and len(self._last_outputs) == self._num_choices
-
-    @property
     def has_news(self) -> bool:
         """Whether `take` returns at once."""
-        if self._prompt_pieces or self._failure is not None or self._is_settled:
+        if self._ready and not self._waits_for_prompt:
             return True
-        return self.is_engine_done or (bool(self._ready) and not self._waits_for_prompt)
+        is_over = self.is_engine_done or self._failure is not None or self._is_settled
+        return is_over or bool(self._prompt_pieces)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -129,6 +113,7 @@ class RequestStream:
         """Adds what a step brought; what comes after a failure is dropped."""
         if output.finish_reason is not None:
             self._last_outputs[output.choice] = output
+            self.is_engine_done = len(self._last_outputs) == self._num_choices
         if self._failure is not None or not self._has_reader:
             return
         if output.prompt_logprobs:
@@ -144,7 +129,7 @@ class RequestStream:
                 return
             if output.finish_reason is None:
                 self._abort(FinishReason.STOP, output.choice)
-        self._note_news([output.choice])
+        self._note_news(output.choice)
 
     def fail(self, failure: Failure) -> None:
         """Ends the stream after what is in it already, unless all choices are complete."""
@@ -169,8 +154,10 @@ class RequestStream:
         self._prompt_pieces.clear()
         self._ready.clear()
 
-    async def take(self) -> PromptPiece | Piece | Outcome | Failure:
+    async def take(self) -> Logprobs | Piece | Outcome | Failure:
         """Waits for something and takes it: of the prompt first, then of each choice in turn.
+
+        Of the prompt come log-probabilities.
 
         Not to be called again after an Outcome or a Failure.
         """
@@ -180,7 +167,7 @@ class RequestStream:
             self._wake_up.clear()
         return news
 
-    def _next(self) -> PromptPiece | Piece | Outcome | Failure:
+    def _next(self) -> Logprobs | Piece | Outcome | Failure:
         if self._prompt_pieces:
             return self._prompt_pieces.popleft()
         if self._ready:
@@ -198,18 +185,17 @@ class RequestStream:
         return self._num_prompt_missing > 0 and 0 not in self._last_outputs
 
     def _add_prompt(self, output: RequestOutput) -> None:
-        logprobs, pieces = output.prompt_logprobs, self._prompt_pieces
-        num_top = len(output.prompt_top_token_ids) // len(logprobs)
+        values, pieces = output.prompt_logprobs, self._prompt_pieces
+        num_places, num_top = len(values), len(output.prompt_top_token_ids) // len(values)
         most = max(1, MAX_ENTRIES_PER_PIECE // (1 + num_top))
-        for start in range(0, len(logprobs), most):
-            part = logprobs[start : start + most]
-            if not pieces or len(pieces[-1].logprobs) + len(part) > most:
-                pieces.append(PromptPiece())
-            piece, tops = pieces[-1], slice(start * num_top, (start + most) * num_top)
-            piece.logprobs.extend(part)
-            piece.top_token_ids.extend(output.prompt_top_token_ids[tops])
-            piece.top_logprobs.extend(output.prompt_top_logprobs[tops])
-        self._num_prompt_missing -= len(logprobs)
+        for start in range(0, num_places, most):
+            end = min(start + most, num_places)
+            if not pieces or len(pieces[-1].values) + end - start > most:
+                pieces.append(Logprobs())
+            pieces[-1].extend(
+                values, output.prompt_top_token_ids, output.prompt_top_logprobs, slice(start, end)
+            )
+        self._num_prompt_missing -= num_places
 
     def _give_up(self, failure: Failure) -> None:
         """Sets the failure, behind the text that choices held back."""
@@ -217,17 +203,18 @@ class RequestStream:
         for choice in self._choices:
             if choice.end is None:
                 choice.flush()
-        self._note_news(range(len(self._choices)))
+        for index in range(len(self._choices)):
+            self._note_news(index)
+        self._wake_up.set()
 
     def _abort_rest(self) -> None:
         if not self.is_engine_done:
             self._abort(FinishReason.CANCELLED, None)
 
-    def _note_news(self, indices: Iterable[int]) -> None:
-        """Puts choices that have something new behind those that wait to be read."""
-        for index in indices:
-            if self._choices[index].has_news and index not in self._ready:
-                self._ready.append(index)
+    def _note_news(self, index: int) -> None:
+        """Puts a choice that has something new behind those that wait to be read."""
+        if self._choices[index].has_news and index not in self._ready:
+            self._ready.append(index)
         if self.has_news:
             self._wake_up.set()
 

@@ -18,7 +18,7 @@ from octavo.models.stop_strings import StopMatcher, StopStrings
 from octavo.server import choice_output
 from octavo.server.call_interceptor import MAX_SEND_BYTES
 from octavo.server.choice_output import ChoiceEnd, ChoiceOutput, Piece
-from octavo.server.events import token_delta
+from octavo.server.events import token_event
 
 NUM_TOP = 2
 ENDS = [reason for reason in FinishReason if reason is not FinishReason.STOP]
@@ -71,11 +71,12 @@ class Seen:
 
     @classmethod
     def of(cls, pieces: list[Piece]) -> "Seen":
+        logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
         return cls(
             [i for piece in pieces for i in piece.token_ids],
-            [p for piece in pieces for p in piece.logprobs],
-            [i for piece in pieces for i in piece.top_token_ids],
-            [p for piece in pieces for p in piece.top_logprobs],
+            [p for part in logprobs for p in part.values],
+            [i for part in logprobs for i in part.top_token_ids],
+            [p for part in logprobs for p in part.top_values],
             "".join(text for piece in pieces for text in piece.texts),
             pieces[-1].end if pieces else None,
         )
@@ -263,7 +264,7 @@ def test_the_largest_event_is_below_the_message_limit() -> None:
             RequestOutput(
                 "a",
                 (0,) * count,
-                logprobs,
+                logprobs=logprobs,
                 top_token_ids=top_ids,
                 top_logprobs=(-1.5,) * len(top_ids),
             )
@@ -272,5 +273,5 @@ def test_the_largest_event_is_below_the_message_limit() -> None:
         while output.has_news:
             piece = output.take()
             num_tokens += len(piece.token_ids)
-            assert token_delta(piece).ByteSize() < MAX_SEND_BYTES // 2
+            assert token_event(piece).ByteSize() < MAX_SEND_BYTES // 2
         assert num_tokens == count

@@ -141,9 +141,9 @@ def test_numbers_on_the_wire_are_finite_whatever_the_engine_brings() -> None:
                     RequestOutput(
                         "a",
                         (1, 2, 3, 4),
-                        bad,
-                        bad,
-                        FinishReason.LENGTH,
+                        logprobs=bad,
+                        prompt_logprobs=bad,
+                        finish_reason=FinishReason.LENGTH,
                         top_token_ids=(1, 2, 3, 4),
                         top_logprobs=bad,
                     )

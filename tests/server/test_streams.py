@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from octavo.engine.request import FinishReason, RequestOutput, Timings
 from octavo.server import choice_output, request_stream
 from octavo.server.choice_output import ChoiceOutput, Piece
+from octavo.server.logprobs import Logprobs
 from octavo.server.request_stream import (
     Abort,
     Failure,
     FailureKind,
     Outcome,
-    PromptPiece,
     RequestStream,
 )
 from octavo.server.streams import StreamRouter
@@ -65,9 +65,9 @@ def stream(num_choices: int = 1, *, num_prompt_logprobs: int = 0) -> RequestStre
     return made
 
 
-async def read_all(one: RequestStream) -> tuple[list[PromptPiece | Piece], Outcome | Failure]:
-    pieces: list[PromptPiece | Piece] = []
-    while isinstance(news := await asyncio.wait_for(one.take(), 1), PromptPiece | Piece):
+async def read_all(one: RequestStream) -> tuple[list[Logprobs | Piece], Outcome | Failure]:
+    pieces: list[Logprobs | Piece] = []
+    while isinstance(news := await asyncio.wait_for(one.take(), 1), Logprobs | Piece):
         pieces.append(news)
     return pieces, news
 
@@ -90,12 +90,12 @@ def test_nothing_is_lost_for_any_interleaving(
 
     async def scenario() -> None:
         one = stream(3, num_prompt_logprobs=num_prompt)
-        got: list[PromptPiece | Piece] = []
+        got: list[Logprobs | Piece] = []
         totals = [0, 0, 0]
 
         async def read() -> None:
             news = await asyncio.wait_for(one.take(), 1)
-            assert isinstance(news, PromptPiece | Piece)
+            assert isinstance(news, Logprobs | Piece)
             got.append(news)
 
         for number, (choice, count, reads) in enumerate([*steps, (0, 0, False)]):
@@ -120,18 +120,19 @@ def test_nothing_is_lost_for_any_interleaving(
         got += rest
         assert isinstance(end, Outcome)
 
-        prompts = [piece for piece in got if isinstance(piece, PromptPiece)]
+        prompts = [piece for piece in got if isinstance(piece, Logprobs)]
         assert got[: len(prompts)] == prompts  # before all output
-        assert [p for piece in prompts for p in piece.logprobs] == list(range(num_prompt))
+        assert [p for piece in prompts for p in piece.values] == list(range(num_prompt))
         tops = [p for piece in prompts for p in piece.top_token_ids]
         assert tops == list(range(num_prompt * NUM_TOP))
-        assert all(len(piece.logprobs) <= 5 for piece in prompts)
+        assert all(len(piece.values) <= 5 for piece in prompts)
         for choice in range(3):
             pieces = [p for p in got if isinstance(p, Piece) and p.choice == choice]
             ids = list(range(totals[choice] + 2))
             assert [i for piece in pieces for i in piece.token_ids] == ids
-            assert [p for piece in pieces for p in piece.logprobs] == [-float(i) for i in ids]
-            tops = [i for piece in pieces for i in piece.top_token_ids]
+            logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+            assert [p for part in logprobs for p in part.values] == [-float(i) for i in ids]
+            tops = [i for part in logprobs for i in part.top_token_ids]
             assert tops == [i + rank for i in ids for rank in range(NUM_TOP)]
             assert all(len(piece.token_ids) <= 5 for piece in pieces)
             assert [piece.end is not None for piece in pieces] == [False] * (len(pieces) - 1) + [
