@@ -359,20 +359,22 @@ class Engine:
         if self._recorder is not None and not self._recorder.has_ended:
             self._recorder.read(read_s, measured_s, _rows(step, result))
         take_token, outputs = self._scheduler.take_token, self._outputs
-        # Most work per step is here, once per row: a row that only goes on takes the short way.
-        # The result has rows and segments of padding at the end.
-        for row, (state, generation) in enumerate(
-            zip(schedule.decodes, schedule.generations, strict=True)
-        ):
+        rows = zip(
+            schedule.decodes, schedule.generations, result.token_ids, result.statuses, strict=False
+        )
+        # Most work per step is here, once per row: a row that only goes on takes the short way,
+        # which names no arguments. The result has rows and segments of padding at the end.
+        valid, num_plain = packing.VALID, 0
+        for row, (state, generation, token_id, status) in enumerate(rows):
             if state.generation != generation:
                 continue  # it has ended, or started over
-            if result.statuses[row] == packing.VALID and state.is_plain:
-                token_id = result.token_ids[row]
+            if status == valid and state.is_plain:
                 take_token(state, token_id)
-                outputs.append(RequestOutput(state.reply_to, (token_id,), choice=state.choice))
-                self._output_tokens_total += 1
+                outputs.append(RequestOutput(state.reply_to, (token_id,), state.choice))
+                num_plain += 1
             else:
                 self._take_sample(state, result, row, read_s)
+        self._output_tokens_total += num_plain
         at = 0
         for index, chunk in enumerate(schedule.chunks):
             if chunk.state.generation == chunk.generation:

@@ -97,6 +97,7 @@ class RequestOutput(NamedTuple):
     Attributes:
       request_id: Whose.
       token_ids: New output ids, oldest first; may be empty in the last one.
+      choice: Which of the request's choices.
       logprobs: One for each of token_ids if asked for, else empty.
       prompt_logprobs: New prompt log-probabilities if asked for, in order; together they cover
         prompt tokens [1, prompt length), and all come before the first output id of choice 0.
@@ -106,7 +107,6 @@ class RequestOutput(NamedTuple):
       num_cached_tokens: Prompt tokens whose KV was in the prefix cache, set in the last output.
       num_preemptions: How often it lost its slot, set in the last output.
       timings: Set in the last output, unless the engine broke down and nobody knows them.
-      choice: Which of the request's choices.
       top_token_ids, top_logprobs: For each of token_ids the most likely ids, as many as
         SamplingParams.top_logprobs says, and their log-probabilities; one after the other.
       prompt_top_token_ids, prompt_top_logprobs: The same for each of prompt_logprobs.
@@ -114,6 +114,7 @@ class RequestOutput(NamedTuple):
 
     request_id: str
     token_ids: tuple[int, ...] = ()
+    choice: int = 0
     logprobs: tuple[float, ...] = ()
     prompt_logprobs: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None
@@ -122,7 +123,6 @@ class RequestOutput(NamedTuple):
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     timings: Timings | None = None
-    choice: int = 0
     top_token_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
     prompt_top_token_ids: tuple[int, ...] = ()
