@@ -76,8 +76,18 @@ def sampling_params(sampling: pb.Sampling, response: pb.ResponseOptions) -> Samp
 
 
 def stop_strings(sampling: pb.Sampling) -> StopStrings | None:
-    """What ends the text; None for nothing. Raises Refusal for too many or too long ones."""
+    """What ends the text; None for nothing.
+
+    Raises:
+      Refusal: There are too many or too long ones, or none for include_stop to be about.
+    """
     if not sampling.stop:
+        if sampling.include_stop:
+            raise invalid(
+                "sampling.include_stop",
+                "include_stop is true; it must be false without stop: it says whether the text "
+                "holds the stop string that ended it",
+            )
         return None
     try:
         return StopStrings(sampling.stop)

@@ -63,6 +63,8 @@ GUIDES = [
     pb.Guide(grammar='start: "x" "y"+ "z"'),
 ]
 
+STOPS: list[list[str]] = [[], [], ["a"], ["\ufffd\ufffd", "e", "never in a million years"]]
+
 
 def draw_request(draw: random.Random, vocab_size: int) -> pb.GenerateRequest:
     """Any legal request; None of a pair of choices leaves the field unset."""
@@ -73,6 +75,7 @@ def draw_request(draw: random.Random, vocab_size: int) -> pb.GenerateRequest:
     max_tokens = draw.choice([None, 1, draw.randint(1, most), most])
     if truncation is not None and truncation.max_prompt_tokens <= 0:
         max_tokens = draw.choice([None, 1])  # else more of the prompt is cut
+    stop = draw.choice(STOPS)
     sampling = pb.Sampling(
         max_tokens=max_tokens,
         temperature=draw.choice([None, 0, 1e-6, 0.7, 1.5, 100]),
@@ -92,8 +95,8 @@ def draw_request(draw: random.Random, vocab_size: int) -> pb.GenerateRequest:
         banned_token_ids=draw.sample(range(256), draw.choice([0, 0, 3])) if not guide else [],
         min_tokens=draw.choice([None, None, 0, min(5, most)]) if max_tokens is None else None,
         n=draw.choice([None, None, 1, 2, 3]),
-        stop=draw.choice([[], [], ["a"], ["\ufffd\ufffd", "e", "never in a million years"]]),
-        include_stop=draw.choice([None, True]),
+        stop=stop,
+        include_stop=draw.choice([None, True]) if stop else None,
         guide=guide,
     )
     if guide is None and draw.random() < 0.2:

@@ -29,36 +29,40 @@ async def submitted(at: Running, asked: pb.GenerateRequest) -> SamplingParams:
     return at.engine.submitted[-1].sampling
 
 
+# Called alike on the wire and in the engine.
+SCALARS: dict[str, Any] = {
+    "max_tokens": 7,
+    "min_tokens": 3,
+    "temperature": 0.5,
+    "top_k": 11,
+    "top_p": 0.75,
+    "min_p": 0.25,
+    "seed": 2**64 - 1,
+    "ignore_eos": True,
+    "repetition_penalty": 1.5,
+    "frequency_penalty": -0.5,
+    "presence_penalty": 0.25,
+    "n": 4,
+}
+REPORTS: dict[str, Any] = {
+    "logprobs": True,
+    "top_logprobs": 5,
+    "prompt_logprobs": True,
+    "prompt_top_logprobs": 2,
+}
 EVERYTHING = pb.GenerateRequest(
     text="hello",
     sampling=pb.Sampling(
-        max_tokens=7,
-        min_tokens=3,
-        temperature=0.5,
-        top_k=11,
-        top_p=0.75,
-        min_p=0.25,
-        seed=2**64 - 1,
-        ignore_eos=True,
+        **SCALARS,
         stop_token_ids=[5, 6],
-        repetition_penalty=1.5,
-        frequency_penalty=-0.5,
-        presence_penalty=0.25,
         logit_bias={9: 1.5, 3: -100.0},
         allowed_token_ids=pb.TokenIds(ids=[1, 2, 9]),
         banned_token_ids=[2],
-        n=4,
         stop=["end"],
         include_stop=True,
     ),
     response=pb.ResponseOptions(
-        logprobs=True,
-        top_logprobs=5,
-        prompt_logprobs=True,
-        prompt_top_logprobs=2,
-        skip_special_tokens=False,
-        echo=True,
-        continuous_usage=True,
+        **REPORTS, skip_special_tokens=False, echo=True, continuous_usage=True
     ),
 )
 
@@ -67,26 +71,12 @@ def test_every_field_reaches_the_engine() -> None:
     async def scenario() -> None:
         async with running() as at:
             assert await submitted(at, EVERYTHING) == SamplingParams(
-                max_tokens=7,
-                min_tokens=3,
-                temperature=0.5,
-                top_k=11,
-                top_p=0.75,
-                min_p=0.25,
-                seed=2**64 - 1,
-                ignore_eos=True,
+                **SCALARS,
+                **REPORTS,
                 stop_token_ids=(5, 6),
-                repetition_penalty=1.5,
-                frequency_penalty=-0.5,
-                presence_penalty=0.25,
                 logit_bias=((3, -100.0), (9, 1.5)),
                 allowed_token_ids=(1, 2, 9),
                 banned_token_ids=(2,),
-                n=4,
-                logprobs=True,
-                top_logprobs=5,
-                prompt_logprobs=True,
-                prompt_top_logprobs=2,
             )
 
     asyncio.run(scenario())
@@ -136,6 +126,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"banned_token_ids": list(range(VOCAB_SIZE))}, {}, "sampling.banned_token_ids"),
     ({"min_tokens": -1}, {}, "sampling.min_tokens"),
     ({"min_tokens": 6}, {}, "sampling.min_tokens"),
+    ({"include_stop": True}, {}, "sampling.include_stop"),
     ({}, {"top_logprobs": 1}, "response.top_logprobs"),
     ({}, {"prompt_top_logprobs": 1}, "response.prompt_top_logprobs"),
     # Case 11.3: caps are on the number, however it is spelled.
