@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from octavo.engine.request import FinishReason, RequestOutput
 from octavo.server import octavo_pb2 as pb
-from octavo.server.choice_output import ChoiceEnd
+from octavo.server.choice_output import ChoiceEnd, ChoiceOutput
 from octavo.server.reply import Reply
 from octavo.server.request_stream import Failure, FailureKind, RequestStream
 
@@ -94,6 +94,10 @@ def answer(events: list[pb.GenerateEvent], num_choices: int) -> Answer:
     return Answer(prompt, choices, end_)
 
 
+def no_abort(reason: FinishReason, choice: int | None) -> None:
+    """The engine goes on."""
+
+
 async def play(
     choices: Sequence[Case],
     schedule: Sequence[tuple[int, int, int]],
@@ -109,13 +113,12 @@ async def play(
       prompt_comes_at: In which step of choice 0 the prompt's log-probabilities are.
       fails: The server gives up when all tokens have come.
     """
-    stream, reader = RequestStream(), Reader()
-    stream.begin(
-        len(choices),
-        lambda choice: choices[choice].output(choice),
-        lambda reason, choice: None,
-        num_prompt_logprobs=len(PROMPT_LOGPROBS),
-    )
+    reader, stream = Reader(), RequestStream()
+
+    def make_choice(index: int) -> ChoiceOutput:
+        return choices[index].output(index)
+
+    stream.begin(len(choices), make_choice, no_abort, num_prompt_logprobs=len(PROMPT_LOGPROBS))
     accepted = pb.Accepted(request_id="a", prompt_tokens=8)
     reply = asyncio.create_task(Reply(reader, stream, accepted, continuous_usage=True).send())
     starts = [0] * len(choices)
