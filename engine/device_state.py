@@ -107,7 +107,7 @@ def apply_rule_upload(
     inserted = slot_rows[:, packing.SLOT]
 
     def forget(insert: Int32[Array, " one"], counts: jax.Array) -> jax.Array:
-        return counts.at[inserted[insert]].set(0, mode="drop")
+        return counts.at[inserted[insert]].set(0, mode="drop", unique_indices=True)
 
     counts = for_groups(
         (slot_rows[:, packing.HAS_PENALTIES] == 1) & (inserted < num_slots),
@@ -124,7 +124,8 @@ def apply_rule_upload(
 
     def enter_mask(row: Int32[Array, " one"], masks: jax.Array) -> jax.Array:
         slot = mask_rows[row, packing.MASK_SLOT]
-        return masks.at[slot].set(mask_rows[row, packing.MASK_WORDS :], mode="drop")
+        words = mask_rows[row, packing.MASK_WORDS :]
+        return masks.at[slot].set(words, mode="drop", unique_indices=True)
 
     return RuleTables(
         counts=counts.at[count_slot, token_id].set(

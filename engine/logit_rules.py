@@ -17,8 +17,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int16, Int32
 
 from .packing import COUNT_SHIFT
 from .row_groups import take_rows
-
-WORD_BITS = 32  # ids per word of a mask
+from .token_masks import WORD_BITS, num_words
 
 
 @jax.tree_util.register_dataclass
@@ -28,8 +27,9 @@ class RuleTables:
 
     Attributes:
       counts: Of each id, as engine.packing has them. Of requests with penalties only; else stale.
-      bias_ids, bias: Ids with a bias, and the biases; columns past LogitRules.num_biased are stale.
-      masks: Ids that may come next: id i is bit i % 32 of word i // 32. Of masked requests only.
+      bias_ids, bias: Ids with a bias, all different, and the biases; columns past
+        LogitRules.num_biased are stale.
+      masks: Ids that may come next, as engine.token_masks has them. Of masked requests only.
     """
 
     counts: Int16[Array, "slots vocab"]
@@ -49,7 +49,7 @@ class LogitRules:
       frequency_penalty, presence_penalty: 0: none.
       num_biased: How many columns of the bias tables count.
       is_masked: Whether the mask counts.
-      not_yet: Ids that are ruled out for now; negative: none.
+      not_yet: Ids that are ruled out for now, all different; negative: none.
     """
 
     slot: Int32[Array, " rows"]
@@ -86,7 +86,7 @@ def empty_tables(num_slots: int, vocab_size: int, max_biases: int) -> RuleTables
         counts=jnp.zeros((num_slots, vocab_size), jnp.int16),
         bias_ids=jnp.zeros((num_slots, max_biases), jnp.int32),
         bias=jnp.zeros((num_slots, max_biases), jnp.float32),
-        masks=jnp.zeros((num_slots, -(-vocab_size // WORD_BITS)), jnp.int32),
+        masks=jnp.zeros((num_slots, num_words(vocab_size)), jnp.int32),
     )
 
 
@@ -148,8 +148,8 @@ def _scatter(
     is_valid: Bool[Array, "rows ids"],
     value: jax.Array | float,
 ) -> Float[Array, "rows vocab"]:
-    """Sets logits at ids, where that is valid."""
+    """Sets logits at ids, where that is valid; those of a row are all different."""
     row = jnp.arange(logits.shape[0])[:, None]
-    # Past the vocabulary, where a scatter drops it.
+    # Past the vocabulary, where a scatter drops it, and no two at one place.
     place = jnp.where(is_valid, ids, logits.shape[1] + jnp.arange(ids.shape[1]))
-    return logits.at[row, place].set(value, mode="drop")
+    return logits.at[row, place].set(value, mode="drop", unique_indices=True)

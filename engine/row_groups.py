@@ -16,8 +16,9 @@ def for_groups[T](
 ) -> T:
     """Runs `run(row numbers, carry)` over the chosen rows in order, `group` at a time.
 
-    Numbers past the rows are padding, all different: a gather reads the last row for them, and a
-    scatter drops them.
+    Numbers past the rows are padding: a gather reads the last row for them, and a scatter drops
+    them. All numbers of a group are different, which a scatter may be told: else a GPU adds up what
+    it writes one number at a time.
     """
     num_rows = is_chosen.shape[0]
     if num_rows == 0:
@@ -25,7 +26,8 @@ def for_groups[T](
     row = jnp.arange(num_rows, dtype=jnp.int32)
     place = (is_chosen & (row < row[:, None])).sum(-1)  # how many chosen rows come before
     chosen = num_rows + jnp.arange(num_rows + group, dtype=jnp.int32)
-    chosen = chosen.at[jnp.where(is_chosen, place, num_rows + group)].set(row, mode="drop")
+    place = jnp.where(is_chosen, place, chosen.shape[0] + row)
+    chosen = chosen.at[place].set(row, mode="drop", unique_indices=True)
 
     def run_group(index: Int32[Array, ""], carry: T) -> T:
         return run(lax.dynamic_slice_in_dim(chosen, index * group, group), carry)

@@ -3,6 +3,9 @@
 import enum
 from dataclasses import dataclass
 
+LEAST_LOGPROB = -9999.0
+"""A log-probability that stands for all that is less: JSON knows no infinity."""
+
 
 class GuideKind(enum.Enum):
     """What `Guide.text` is."""
@@ -38,11 +41,13 @@ class SamplingParams:
       4. ids that must not come are ruled out: allowed_token_ids, banned_token_ids, the guide, and
          stop ids until there are min_tokens,
       5. temperature,
-      6. top_k, then top_p on what top_k left, renormalised, then min_p; ties at a border keep the
-         lowest ids, and the most likely token always stays.
+      6. top_k, then top_p on what top_k left, renormalised, then min_p. Ties at a border keep the
+         lowest ids: of equal logits (after step 4) for top_k, so a top_k of 1 is greedy; of equal
+         likelihoods for the others. The most likely token always stays.
     With temperature 0 the highest logit after step 4 is taken, the lowest id on ties.
 
-    Log-probabilities, of outputs and prompts alike, are those of the model: before step 1.
+    Log-probabilities, of outputs and prompts alike, are those of the model: before step 1, and at
+    least LEAST_LOGPROB.
 
     Attributes:
       max_tokens: Output tokens at most. None: up to the context limit.

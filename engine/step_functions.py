@@ -23,10 +23,12 @@ from .device_state import (
     write_progress,
 )
 from .logit_rules import LogitRules, RuleTables
+from .logprobs import chosen_logprobs, top_logprobs
 from .packing import UploadLayout
 from .row_groups import for_groups
-from .sampler import SamplingRows, chosen_logprobs, sample, top_logprobs
+from .sampler import sample
 from .sampling_checks import MAX_TOP_LOGPROBS
+from .sampling_rows import SamplingRows
 
 TOP_GROUP = 4  # rows whose most likely ids are found at once
 HEAD_BLOCK = 32  # positions whose logits exist at once when prompt log-probabilities are asked for

@@ -12,10 +12,17 @@ from .sampling_params import SamplingParams
 
 Mask = Int32[np.ndarray, " words"]
 
+WORD_BITS = 32
+
 
 def num_words(vocab_size: int) -> int:
     """Words of a mask."""
-    return -(-vocab_size // 32)
+    return -(-vocab_size // WORD_BITS)
+
+
+def has_id(mask: Mask, token_id: int) -> bool:
+    """Whether an id is in the mask."""
+    return bool(mask[token_id // WORD_BITS] >> token_id % WORD_BITS & 1)
 
 
 def full_mask(vocab_size: int) -> Mask:
@@ -40,7 +47,7 @@ def without_ids(mask: Mask, token_ids: Iterable[int]) -> Mask:
     left = mask.copy()
     words = left.view(np.uint32)
     for token_id in token_ids:
-        words[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+        words[token_id // WORD_BITS] &= ~np.uint32(1 << token_id % WORD_BITS)
     return left
 
 
@@ -49,11 +56,11 @@ def with_ids(mask: Mask, token_ids: Iterable[int]) -> Mask:
     joined = mask.copy()
     words = joined.view(np.uint32)
     for token_id in token_ids:
-        words[token_id // 32] |= np.uint32(1 << token_id % 32)
+        words[token_id // WORD_BITS] |= np.uint32(1 << token_id % WORD_BITS)
     return joined
 
 
 def _pack(bits: np.ndarray) -> Mask:
-    padded = np.zeros(num_words(len(bits)) * 32, bool)
+    padded = np.zeros(num_words(len(bits)) * WORD_BITS, bool)
     padded[: len(bits)] = bits
     return np.packbits(padded, bitorder="little").view("<i4").astype(np.int32, copy=False)

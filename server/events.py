@@ -7,14 +7,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ..engine.request import FinishReason, Timings
+from ..engine.sampling_params import LEAST_LOGPROB
 from . import octavo_pb2 as pb
 from .choice_output import ChoiceEnd, Piece
 from .logprobs import Logprobs
 from .request_stream import Failure, FailureKind, Outcome
 from .served_model import StreamDecoder
-
-LEAST_LOGPROB = -9999.0
-"""Stands for all that is less, and for what is no number: JSON knows neither infinity nor NaN."""
 
 ECHO_TOKENS_PER_EVENT = 1024
 """Decoding so many holds up no other stream for long."""

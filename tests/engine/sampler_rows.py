@@ -13,12 +13,29 @@ import numpy as np
 
 from octavo.engine import sampler
 from octavo.engine.logit_rules import LogitRules, RuleTables
-from octavo.engine.sampler import SamplingRows
 from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.sampling_rows import SamplingRows
+from octavo.engine.token_masks import num_words
 
 from . import sampling_oracle
 
-# One width for all, so that few shapes are compiled.
+# Every rule that a row may have, by the name of its parameter.
+RULES = [
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "banned_token_ids",
+    "min_tokens",
+]
+
+# One width and one number of rows for all, so that few shapes are compiled.
+NUM_ROWS = 64
 MAX_BIASES = 8
 MAX_STOP_IDS = 4
 NO_ID = -1
@@ -83,7 +100,7 @@ def arrays(rows: Sequence[Row], vocab: int) -> tuple[SamplingRows, LogitRules, R
     counts = rng.integers(0, 2**15, (num_slots, vocab), np.int16)
     bias_ids = rng.integers(0, vocab, (num_slots, MAX_BIASES), np.int32)
     bias = np.full((num_slots, MAX_BIASES), np.nan, np.float32)
-    masks = rng.integers(-(2**31), 2**31, (num_slots, -(-vocab // 32)), np.int32)
+    masks = rng.integers(-(2**31), 2**31, (num_slots, num_words(vocab)), np.int32)
     not_yet = np.full((len(rows), MAX_STOP_IDS), NO_ID, np.int32)
     for slot, row, ruled_out in zip(slots, rows, not_yet, strict=True):
         sampling = row.sampling
@@ -109,9 +126,12 @@ def arrays(rows: Sequence[Row], vocab: int) -> tuple[SamplingRows, LogitRules, R
 
 
 def sample(logits: np.ndarray, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Token of each row, and whether it means nothing."""
-    token, is_broken = _sample(jnp.asarray(logits), *arrays(rows, logits.shape[1]))
-    return np.asarray(token), np.asarray(is_broken)
+    """Token of each row, of at most NUM_ROWS, and whether it means nothing."""
+    num_rows, vocab = logits.shape
+    padding = NUM_ROWS - num_rows
+    padded = np.pad(logits, ((0, padding), (0, 0)))
+    token, is_broken = _sample(jnp.asarray(padded), *arrays([*rows, *[PADDING] * padding], vocab))
+    return np.asarray(token)[:num_rows], np.asarray(is_broken)[:num_rows]
 
 
 def _ints(values: Sequence[int] | np.ndarray) -> jax.Array:

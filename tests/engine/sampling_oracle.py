@@ -102,8 +102,8 @@ def survivors(
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """The tokens that step 6 leaves, most likely first, their likelihoods, margin, border gap.
 
-    Likelihoods are relative to the most likely token, computed in float32 as the device has them:
-    which tokens tie is decided by that. All sums are float64.
+    Logits are rounded to float32, and likelihoods, relative to the most likely token, computed in
+    float32, as the device has them: which tokens tie is decided by that. All sums are float64.
 
     Args:
       logits: After all rules.
@@ -113,24 +113,33 @@ def survivors(
     logits = logits.astype(np.float32)
     scaled = (logits - logits.max()) / np.float32(sampling.temperature)
     likelihood = np.exp(scaled).astype(np.float64)
-    order = np.lexsort((np.arange(len(logits)), -likelihood))
-    value, total = likelihood[order], likelihood.sum()
+    order = np.lexsort((np.arange(len(logits)), -logits))
+    total = likelihood.sum()
     margins, gaps = [np.inf], [np.inf]
+
+    def cut(count: int) -> None:
+        nonlocal order
+        if count < len(order):
+            if likelihood[order[count]] > 0:  # where nothing is likely, nothing matters
+                gaps.append(np.abs(scaled[order[count - 1]] - scaled[order[count]]))
+            order = order[:count]
+
+    if top_k > 0:
+        cut(top_k)
+    order = order[np.lexsort((order, -likelihood[order]))]
+    value = likelihood[order]
 
     def keep(count: int) -> None:
         nonlocal value
         if count < len(value):
             # Equal logits tie everywhere, and the lower id is kept. Different ones that round to
             # nearly the same likelihood could change places.
-            kept, dropped = scaled[order[count - 1]], scaled[order[count]]
-            if kept != dropped and value[count] > value[count - 1] * (1 - 1e-6):
+            is_tie = scaled[order[count - 1]] == scaled[order[count]]
+            if not is_tie and value[count] > value[count - 1] * (1 - 1e-6):
                 margins.append(0.0)
-            if value[count] > 0:  # where nothing is likely, nothing matters
-                gaps.append(kept - dropped)
-            value = value[:count]
+            cut(count)
+            value = likelihood[order]
 
-    if top_k > 0:
-        keep(top_k)
     if top_p < 1:
         target = np.float64(np.float32(top_p)) * value.sum()
         sums = np.cumsum(value)
@@ -143,7 +152,7 @@ def survivors(
         margins.append(off[off > 0].min(initial=np.inf) / total)
         keep(max(1, int((value >= bound).sum())))
     keep(max(1, int((value > 0).sum())))
-    return order[: len(value)], value, float(min(margins)), float(min(gaps))
+    return order, value, float(min(margins)), float(min(gaps))
 
 
 def distribution(logits: np.ndarray, sampling: SamplingParams) -> np.ndarray:

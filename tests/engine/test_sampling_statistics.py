@@ -19,12 +19,13 @@ import pytest
 
 from octavo.engine import sampler
 from octavo.engine.logit_rules import LogitRules, RuleTables
-from octavo.engine.sampler import Samples, SamplingRows
+from octavo.engine.sampler import Samples
 from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.sampling_rows import SamplingRows
 
 from . import sampling_oracle as oracle
 from .chi_square import p_value
-from .sampler_rows import Row, arrays
+from .sampler_rows import RULES, Row, arrays
 
 LEAST_P = 0.001
 NUM_ROWS = 2000  # draws of one call
@@ -34,19 +35,6 @@ CLEAR, CLEAR_BORDER = 1e-6, 1e-5  # of a mass to its border, and of a scaled log
 LEAST_DISTANCE = 0.01
 
 SHAPES = ["flat", "peaked", "zipf", "ties", "clusters", "wide"]
-RULES = [
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "banned_token_ids",
-    "min_tokens",
-]
 PAIRS = list(combinations(RULES, 2))
 DEFAULT_RULE = "presence_penalty"
 NESTED = [("top_k", "min_p"), ("top_p", "min_p")]
@@ -400,12 +388,12 @@ def test_right_draws_are_not_caught():
 
 def test_a_fault_in_the_sampler_itself_is_caught(monkeypatch: pytest.MonkeyPatch):
     """The whole way from logits to the p-value, with a sampler that keeps one token too many."""
-    top_k = sampler._top_k
+    for_vocabulary = SamplingRows.for_vocabulary
 
-    def one_more(blocks: jax.Array, size: jax.Array) -> jax.Array:
-        return top_k(blocks, size) + 1
+    def one_more(rows: SamplingRows, size: int) -> SamplingRows:
+        return for_vocabulary(replace(rows, top_k=rows.top_k + 1), size)
 
-    monkeypatch.setattr(sampler, "_top_k", one_more)
+    monkeypatch.setattr(SamplingRows, "for_vocabulary", one_more)
     logits = shape("clusters", 257)
     row = row_of(("top_k",), logits)
     counts = count_draws(logits, row, 20_000, NUM_ROWS, compiled())

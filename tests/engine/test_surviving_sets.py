@@ -16,30 +16,40 @@ import pytest
 
 from octavo.engine import sampler
 from octavo.engine.logit_rules import LogitRules, RuleTables
-from octavo.engine.sampler import Samples, SamplingRows
+from octavo.engine.sampler import Samples
 from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.sampling_rows import SamplingRows
+from octavo.engine.truncation import truncate
+from octavo.engine.vocabulary_blocks import in_blocks
 
 from . import sampling_oracle as oracle
 from .random_rows import random_logits, random_truncation
-from .sampler_rows import Row, arrays
+from .sampler_rows import PADDING, Row, arrays
 
 CLEAR = 1e-6  # a mass so close to top_p may fall to either side of it
+MOST_ROWS = 128
 
 
 @jax.jit
 def _kept(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     """What the wide way keeps: the function behind every row that is truncated so."""
-    blocks = sampler._blocks(logits)
+    blocks = in_blocks(logits)
     likelihood = sampler._likelihood(blocks, blocks.max(-1), rows.temperature)
-    kept = sampler._truncate(likelihood, sampler._top_k(blocks, rows.top_k), rows.top_p, rows.min_p)
+    kept = truncate(blocks, likelihood, rows.for_vocabulary(logits.shape[1]))
     return kept.reshape(len(logits), -1) > 0
 
 
 def survivors(logits: np.ndarray, wanted: list[SamplingParams]) -> list[list[int]]:
-    """The ids that the wide way keeps of each row; nothing past the vocabulary ever is."""
-    rows, _, _ = arrays([Row(sampling=sampling) for sampling in wanted], logits.shape[1])
-    kept = np.asarray(_kept(jnp.asarray(logits), rows))
-    assert not kept[:, logits.shape[1] :].any()
+    """The ids that the wide way keeps of each row; nothing past the vocabulary ever is.
+
+    Rows are filled up to one number, so that few shapes are compiled.
+    """
+    num_rows, vocab = logits.shape
+    padding = MOST_ROWS - num_rows
+    padded = [Row(sampling=sampling) for sampling in wanted] + [PADDING] * padding
+    kept = _kept(jnp.asarray(np.pad(logits, ((0, padding), (0, 0)))), arrays(padded, vocab)[0])
+    kept = np.asarray(kept)[:num_rows]
+    assert not kept[:, vocab:].any()
     return [np.flatnonzero(row).tolist() for row in kept]
 
 
@@ -115,9 +125,9 @@ def test_top_p_stops_at_the_mass_and_no_earlier(share: float):
 @pytest.mark.parametrize("top_k", [0, 1, 7])
 def test_the_most_likely_stays(top_p: float, min_p: float, top_k: int):
     sampling = SamplingParams(top_p=top_p, min_p=min_p, top_k=top_k)
-    logits = np.full((3, 300), -2.0, np.float32)
+    logits = np.full((3, 257), -2.0, np.float32)
     logits[0, 200] = 1.0
-    logits[1, [30, 299]] = 1.0
+    logits[1, [30, 256]] = 1.0
     assert survivors(logits, [sampling] * 3) == [[200], [30], [0]]
 
 
