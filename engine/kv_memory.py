@@ -243,21 +243,27 @@ class KVMemory:
         self.cache.release(state.held, state.page_ids[: len(state.held)], now_s)
         self._free_spares()
         state.page_ids.clear()
+        # In their order, and what is there once: a node that it held before at the same place is
+        # this one, or has left the cache.
+        state.released = [*state.held, *state.released[len(state.held) :]]
         state.held.clear()
 
-    def forget(self, nodes: Sequence[CachedPage], now_s: float) -> None:
-        """Takes a request's nodes, from the root on, out of the cache as far as nobody needs them.
+    def forget(self, state: RequestState, now_s: float) -> None:
+        """Takes all nodes that a request ever held out of the cache, as far as nobody needs them.
 
         After it was released, for one whose KV is not to be trusted: whoever sends the same prompt
-        again shall not get the same fault.
+        again shall not get the same fault. It may have been released before its fault was read:
+        because it was preempted, or because it needed no further step.
         """
-        for node in reversed(nodes):
-            if node.holders or node.children or node.page is None:
+        for node in reversed(state.released):
+            if not node.is_cached:
+                continue
+            if node.holders or node.children:
                 break
             self._record_eviction(EvictionReason.BROKEN, now_s - node.used_s, now_s)
             page = self.cache.evict(node, EvictionReason.BROKEN)
-            assert page is not None
-            self.pool.free([page])
+            if page is not None:
+                self.pool.free([page])
         self._drop_copies()
 
     def swap_out(self, state: RequestState, now_s: float) -> None:

@@ -151,7 +151,6 @@ class Places:
 
         What it published is forgotten if it `is_broken`: its logits were not finite.
         """
-        held = list(state.held) if is_broken else []
         del self._live[state.request.request_id]
         state.generation += 1
         self._deadlines.forget()
@@ -164,7 +163,8 @@ class Places:
             self._leaving.remove(state)
         else:
             self.waiting.remove(state)
-        self.memory.forget(held, now_s)
+        if is_broken:
+            self.memory.forget(state, now_s)
         self.waiting.depart(state)
         if self._reserve is not None:
             self._reserve.leave(state)

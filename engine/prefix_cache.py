@@ -81,6 +81,11 @@ class CachedPage:
         self.stamp = 0
 
     @property
+    def is_cached(self) -> bool:
+        """It has not left the cache."""
+        return self.page is not None or self.handle is not None
+
+    @property
     def is_device_leaf(self) -> bool:
         """Its device page may be taken."""
         return self.page is not None and self.holders == 0 and self.num_device_children == 0

@@ -60,6 +60,7 @@ class RequestState:
       is_inserted: Its slot row was sent to the device since it got its slot.
       copies: Its pages in host memory, by handle, while it is swapped out (engine.swap_reserve).
       held: What of its first pages is in the prefix cache.
+      released: What it held there before it gave back its pages; some may have left since.
       publish_at: When num_committed_tokens reaches this, another page is full.
       num_cached_tokens: Prompt tokens that it did not compute when it first got its slot.
       num_preemptions: How often it lost its slot.
@@ -99,6 +100,7 @@ class RequestState:
     is_inserted: bool = False
     copies: list[int] = field(default_factory=list)
     held: list[CachedPage] = field(default_factory=list)
+    released: list[CachedPage] = field(default_factory=list)
     publish_at: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from octavo.configs.scheduling_config import PolicyName
+from octavo.engine.prefix_cache import CachedPage
 from octavo.engine.schedule import RequestState, Schedule
 
 from .fakes import planned_costs, request, small_config, whole_pages
@@ -78,6 +79,7 @@ class SchedulerMachine(CountedMachine):
         self.scheduler = self.driver.scheduler
         self.tables: dict[int, list[int]] = {}
         self.num_computed: dict[RequestState, int] = {}
+        self.held: dict[RequestState, set[CachedPage]] = {}
         self.num_added = 0
 
     @rule(
@@ -143,12 +145,16 @@ class SchedulerMachine(CountedMachine):
                 self._read(False)
 
     @precondition(lambda self: self.scheduler.live)
-    @rule(which=st.integers(0, 20))
-    def abort(self, which: int) -> None:
+    @rule(which=st.integers(0, 20), is_broken=st.booleans())
+    def abort(self, which: int, is_broken: bool) -> None:
+        """`is_broken`: nothing that it ever held stays in the cache that nobody needs."""
         self.count("abort")
         live = list(self.scheduler.live.values())
-        self.scheduler.remove(live[which % len(live)], float(self.driver.num_steps))
+        state = live[which % len(live)]
+        self.scheduler.remove(state, float(self.driver.num_steps), is_broken=is_broken)
         self.scheduler.check()
+        for node in self.held.pop(state, ()) if is_broken else ():
+            assert not node.is_cached or node.holders or node.children, "broken, and not forgotten"
 
     @rule(later=st.integers(1, 8))
     def wait(self, later: int) -> None:
@@ -185,12 +191,18 @@ class SchedulerMachine(CountedMachine):
             for state in expired:
                 self.scheduler.remove(state, now_s)
         self._follow(self.driver.dispatch())
+        self._note_held()
 
     def _read(self, stops: bool) -> None:
         self.count("read")
         left = [True] if stops else []
         self.scheduler.observe(self.driver.unread[0], self.step_s)
         self.driver.read(lambda state: bool(left) and left.pop())
+        self._note_held()
+
+    def _note_held(self) -> None:
+        for state in self.scheduler.running:
+            self.held.setdefault(state, set()).update(state.held)
 
     def _follow(self, schedule: Schedule) -> None:
         """The device's view: page tables, and which pages the step writes."""
