@@ -5,26 +5,31 @@ engine.engine_thread). JAX stays behind the Executor.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
+from typing import Any
 
 from ..configs.engine_config import EngineConfig
 from . import packing
 from .admission import EngineLimits, pick_seed
+from .choices import Choices, is_held_back
+from .dispatch import DispatchedStep, Dispatcher, Executor, fetch
 from .event_log import Recorder
 from .guided_masks import GuideCompiler, GuidedMasks
+from .load import Totals, load_of
 from .packing import StepResult
-from .request import FinishReason, Load, RequestOutput, Timings
-from .request_progress import Progress, ProgressKind
-from .schedule import PrefillChunk, RequestState, Schedule, Transfer, TransferKind
+from .request import FinishReason, Load, RequestOutput
+from .request_progress import Progress, ProgressKind, progress_of, progress_to
+from .schedule import PrefillChunk, RequestState, Schedule
 from .scheduler import Scheduler
 from .step_costs import StepCosts
-from .step_shapes import StepKey, StepShapes
+from .step_outputs import (
+    empty_output,
+    last_output,
+    prompt_output,
+    rows_of_record,
+    why_no_token,
+    with_token,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -33,45 +38,6 @@ MASK_WAIT = 0.2
 
 IDLE_MASK_WAIT_S = 0.005
 """How long the engine waits for a mask when nothing else can go on, before it looks about."""
-
-
-@runtime_checkable
-class Executor(Protocol):
-    """Runs steps on the device, in the order in which they are dispatched."""
-
-    def dispatch(
-        self, key: StepKey, packed: np.ndarray, mask_rows: np.ndarray | None = None
-    ) -> Any:
-        """Starts a step and returns at once; the arrays belong to the step from here on."""
-
-    def fetch(self, result: Any) -> np.ndarray:
-        """Waits for what `dispatch` returned and brings it to the host."""
-
-    def export_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Starts to copy each (page, handle) to host memory, as steps so far leave it."""
-
-    def import_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Starts to copy each (handle, page) back, for steps dispatched from here on."""
-
-    def drop_pages(self, handles: Sequence[int]) -> None:
-        """Forgets copies in host memory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _DispatchedStep:
-    """A step that was not read yet.
-
-    Attributes:
-      key: Its executable.
-      schedule: What it does.
-      result: What dispatch returned.
-      at_s: When it was dispatched.
-    """
-
-    key: StepKey
-    schedule: Schedule
-    result: Any
-    at_s: float
 
 
 class Engine:
@@ -115,10 +81,7 @@ class Engine:
         self._executor = executor
         self._clock = clock
         self._costs = costs
-        self._shapes = StepShapes.from_config(config)
-        self._layouts = {
-            layout.key: layout for layout in packing.upload_layouts(config, limits.vocab_size)
-        }
+        self._dispatcher = Dispatcher(config, limits.vocab_size)
         self._scheduler = Scheduler(
             config,
             limits.num_pages,
@@ -130,15 +93,11 @@ class Engine:
         if recorder is not None:
             recorder.start(config, limits.num_pages, max_host_pages, costs)
         self._guides = GuidedMasks(guides)
-        # By request, then by choice; choices whose leader computes the prompt are in no queue yet.
-        self._choices: dict[str, dict[int, RequestState]] = {}
-        self._forks: dict[RequestState, list[RequestState]] = {}
-        self._in_flight: _DispatchedStep | None = None
+        self._choices = Choices()
+        self._in_flight: DispatchedStep | None = None
         self._outputs: list[RequestOutput] = []  # for the end of the step
         self._progress: list[Progress] = []
-        self._steps_total = 0
-        self._output_tokens_total = 0
-        self._finished_total: Counter[FinishReason] = Counter()
+        self._totals = Totals()
         self._progress_s = self._read_s = clock()
         self._step_s = 0.0  # what the last step took
 
@@ -153,20 +112,17 @@ class Engine:
         return self._in_flight is not None
 
     def add(self, state: RequestState) -> None:
-        """Queues what `admit` let pass. A failed engine ends it at once.
-
-        Choices beyond the first are queued when its prompt is computed, whose pages they share.
-        """
+        """Queues what `admit` let pass, its forks later. A failed engine ends it at once."""
         if not self.has_work:
             self._progress_s = self._clock()
-        self._choices[state.reply_to] = {each.choice: each for each in (state, *state.forks)}
         self._queue(state)
+        self._choices.add(state)
         if state.request.sampling.seed is None:
-            state.seed = pick_seed(self.config.seed, state.ordinal)
-        if state.forks:
-            self._forks[state] = state.forks
+            seed = pick_seed(self.config.seed, state.ordinal)
+            for each in (state, *state.forks):
+                each.seed = seed
         if self.failure is not None:
-            self._end_between_steps(state, FinishReason.ERROR, error="the engine has failed")
+            self._end_between_steps([state], FinishReason.ERROR, error="the engine has failed")
 
     def abort(
         self,
@@ -178,32 +134,13 @@ class Engine:
 
         It holds nothing from here on. Its last output comes from the next `step`.
         """
-        choices = self._choices.get(request_id, {})
-        found = [each for each in choices.values() if choice in (None, each.choice)]
-        for state in found:
-            if state.choice in choices:  # a choice 0 may take others with it
-                self._end_between_steps(state, reason)
+        found = self._choices.find(request_id, choice)
+        self._end_between_steps(found, reason)
         return bool(found)
 
     def end_all(self, error: str) -> None:
         """Ends every live request with an error; the next `step` hands their last outputs out."""
-        while self._choices:
-            choices = next(iter(self._choices.values()))
-            self._end_between_steps(next(iter(choices.values())), FinishReason.ERROR, error=error)
-
-    def _queue(self, state: RequestState) -> None:
-        self._scheduler.add(state)
-        self._tell(ProgressKind.EXPECTED, state, state.num_uncached_tokens)
-        if self._recorder is not None:
-            self._recorder.add(state, self._clock())
-        if state.is_guided:
-            self._guides.begin(state)
-
-    def _queue_forks(self, leader: RequestState) -> None:
-        """The prompt of choice 0 is computed, or never will be: the others may begin."""
-        for fork in self._forks.pop(leader, ()):
-            fork.seed = leader.seed
-            self._queue(fork)
+        self._end_between_steps(list(self._choices), FinishReason.ERROR, error=error)
 
     def step(self) -> list[RequestOutput]:
         """Dispatches the next step, then reads the one before; at most one output per request.
@@ -274,29 +211,9 @@ class Engine:
 
     def load(self) -> Load:
         """How busy it is, and what it did so far; what only admission knows is 0."""
-        scheduler = self._scheduler
-        memory = scheduler.memory
-        return Load(
-            num_queued=len(scheduler.waiting),
-            num_running=len(scheduler.running) + len(scheduler.ending),
-            num_usable_pages=memory.pool.num_usable,
-            num_free_pages=memory.num_available,
-            num_cached_pages=memory.cache.num_unheld,
-            num_host_pages=memory.num_host_pages,
-            steps_total=self._steps_total,
-            preemptions_total=scheduler.preemptions_total,
-            prompt_tokens_total=scheduler.prompt_tokens_total,
-            cached_tokens_total=scheduler.cached_tokens_total,
-            output_tokens_total=self._output_tokens_total,
-            finished_total={reason: self._finished_total[reason] for reason in FinishReason},
-            evicted_pages_total={
-                reason.value: count for reason, count in memory.cache.evicted.items()
-            },
-            evicted_age_s_total={
-                reason.value: age_s for reason, age_s in memory.evicted_age_s.items() if age_s
-            },
-            exported_pages_total=memory.exported_pages,
-            imported_pages_total=memory.imported_pages,
+        return load_of(
+            self._scheduler,
+            self._totals,
             progress_s=self._progress_s,
             failed=self.failure is not None,
         )
@@ -313,43 +230,26 @@ class Engine:
             self._tell(ProgressKind.EXPECTED, state, state.num_uncached_tokens)
         return schedule
 
-    def _dispatch(self, schedule: Schedule, now_s: float) -> _DispatchedStep:
-        for chunk in schedule.chunks:
-            if chunk.is_insert:
-                self._tell(ProgressKind.STARTED, chunk.state, chunk.start)
-            self._tell(ProgressKind.COMPUTED, chunk.state, chunk.length)
-        for state in schedule.inserts:
-            self._tell(ProgressKind.STARTED, state, state.first_computed)
-            if state.is_past_prompt:
-                self._tell(ProgressKind.COMPUTED, state, 1)
-        if schedule.transfers:
-            self._transfer(schedule.transfers)
-        num_chunk_tokens = sum(chunk.length for chunk in schedule.chunks)
-        key = self._shapes.key_for(len(schedule.decodes), num_chunk_tokens)
-        layout = self._layouts[key]
-        result = self._executor.dispatch(
-            key, packing.pack(schedule, layout), packing.pack_masks(schedule, layout)
-        )
-        self._steps_total += 1
-        return _DispatchedStep(key=key, schedule=schedule, result=result, at_s=now_s)
+    def _queue(self, state: RequestState) -> None:
+        self._scheduler.add(state)
+        self._tell(ProgressKind.EXPECTED, state, state.num_uncached_tokens)
+        if self._recorder is not None:
+            self._recorder.add(state, self._clock())
+        if state.is_guided:
+            self._guides.begin(state)
+
+    def _dispatch(self, schedule: Schedule, now_s: float) -> DispatchedStep:
+        self._progress += progress_of(schedule)
+        step = self._dispatcher.dispatch(self._executor, schedule, now_s)
+        self._totals.steps += 1
+        return step
 
     def _tell(self, kind: ProgressKind, state: RequestState, num_tokens: int) -> None:
-        self._progress.append(Progress(kind, state.request.request_id, num_tokens))
+        self._progress.append(progress_to(kind, state, num_tokens))
 
-    def _transfer(self, transfers: Sequence[Transfer]) -> None:
-        """Starts copies between device and host memory, each run of one kind together."""
-        for kind, run in groupby(transfers, lambda transfer: transfer.kind):
-            match kind:
-                case TransferKind.EXPORT:
-                    self._executor.export_pages([(each.page, each.handle) for each in run])
-                case TransferKind.IMPORT:
-                    self._executor.import_pages([(each.handle, each.page) for each in run])
-                case TransferKind.DROP:
-                    self._executor.drop_pages([each.handle for each in run])
-
-    def _read(self, step: _DispatchedStep) -> None:
+    def _read(self, step: DispatchedStep) -> None:
         """Waits for a step and hands its tokens to their requests, in the order of its rows."""
-        result = packing.unpack(step.key, self._executor.fetch(step.result))
+        result = fetch(self._executor, step)
         read_s = self._clock()
         schedule = step.schedule
         # The step began when it was dispatched, or when the one before it was done.
@@ -357,7 +257,7 @@ class Engine:
         self._scheduler.observe(schedule, measured_s)
         self._read_s, self._step_s = read_s, measured_s
         if self._recorder is not None and not self._recorder.has_ended:
-            self._recorder.read(read_s, measured_s, _rows(step, result))
+            self._recorder.read(read_s, measured_s, rows_of_record(step, result))
         take_token, outputs = self._scheduler.take_token, self._outputs
         rows = zip(
             schedule.decodes, schedule.generations, result.token_ids, result.statuses, strict=False
@@ -374,7 +274,7 @@ class Engine:
                 num_plain += 1
             else:
                 self._take_sample(state, result, row, read_s)
-        self._output_tokens_total += num_plain
+        self._totals.output_tokens += num_plain
         at = 0
         for index, chunk in enumerate(schedule.chunks):
             if chunk.state.generation == chunk.generation:
@@ -382,19 +282,15 @@ class Engine:
             at += chunk.length
 
     def _take_chunk(
-        self,
-        chunk: PrefillChunk,
-        result: StepResult,
-        row: int,
-        at: int,
-        read_s: float,
+        self, chunk: PrefillChunk, result: StepResult, row: int, at: int, read_s: float
     ) -> None:
         """A chunk was computed; the last one of a prompt brings a token in `row` of the result.
 
         `at` is its place in the step's chunk.
         """
-        output = _prompt_output(chunk, result, at)
-        if chunk.is_last:
+        output = prompt_output(chunk, result, at)
+        chunk.state.num_prompt_logprobs += len(output.prompt_logprobs)
+        if chunk.is_last or result.statuses[row] & packing.BROKEN:
             self._take_sample(chunk.state, result, row, read_s, chunk, output)
             return
         self._scheduler.take_chunk(chunk, None)
@@ -422,26 +318,26 @@ class Engine:
         """
         status, token_id = result.statuses[row], result.token_ids[row]
         if not status & packing.VALID:
-            is_broken, why = bool(status & packing.BROKEN), _why_broken(state, status)
+            is_broken = bool(status & packing.BROKEN)
+            if not is_broken:
+                # Host and device disagree on this request; the others are not touched by that.
+                logger.error("no token came for %s, which is live", state.request.request_id)
+            why = why_no_token(status)
             self._end(state, FinishReason.ERROR, read_s, error=why, is_broken=is_broken)
             return
         if chunk is None:
             self._scheduler.take_token(state, token_id)
         else:
             self._scheduler.take_chunk(chunk, token_id)
-        self._output_tokens_total += 1
+        self._totals.output_tokens += 1
         if state.first_token_s is None:
+            held_back = self._choices.held_back_by(state)
             state.first_token_s = read_s
-            self._queue_forks(state)
-        output = (output or _empty_output(state))._replace(token_ids=(token_id,))
-        sampling = state.request.sampling
-        if sampling.logprobs:
-            top_ids, top_logprobs = result.top(row, sampling.top_logprobs)
-            output = output._replace(
-                logprobs=(result.logprob(row),), top_token_ids=top_ids, top_logprobs=top_logprobs
-            )
+            for fork in held_back:
+                self._queue(fork)
+        output = with_token(output or empty_output(state), state, result, row)
         if status & packing.STOPPED:  # a stop id in the last place is still a stop
-            self._end(state, FinishReason.STOP, read_s, output, stop_token_id=token_id)
+            self._end(state, FinishReason.STOP, read_s, output)
         elif status & packing.EXHAUSTED:
             self._end(state, FinishReason.LENGTH, read_s, output)
         else:
@@ -459,9 +355,9 @@ class Engine:
             # What the last one took says nothing where that had a chunk and this has none.
             in_flight_s = min(self._step_s, self._costs.step_s(self._in_flight.key))
             self._guides.wait(MASK_WAIT * in_flight_s)
-        for state, mask, error in self._guides.done():
+        for state, mask, reason, error in self._guides.done():
             if mask is None:
-                self._end_between_steps(state, FinishReason.ERROR, error=error)
+                self._end_between_steps([state], reason or FinishReason.ERROR, error=error)
                 continue
             state.mask = mask
             self._scheduler.take_mask(state)
@@ -469,12 +365,15 @@ class Engine:
                 self._recorder.mask(state, self._clock())
 
     def _end_between_steps(
-        self, state: RequestState, reason: FinishReason, *, error: str | None = None
+        self, states: Sequence[RequestState], reason: FinishReason, *, error: str | None = None
     ) -> None:
         now_s = self._clock()
-        if self._recorder is not None:
-            self._recorder.end(state.request.request_id, reason, now_s)
-        self._end(state, reason, now_s, error=error)
+        for state in states:
+            if state not in self._choices:
+                continue  # its leader has taken it along
+            if self._recorder is not None and not is_held_back(state):
+                self._recorder.end(state.request.request_id, reason, now_s)
+            self._end(state, reason, now_s, error=error)
 
     def _end(
         self,
@@ -483,101 +382,17 @@ class Engine:
         now_s: float,
         output: RequestOutput | None = None,
         *,
-        stop_token_id: int | None = None,
         error: str | None = None,
         is_broken: bool = False,
     ) -> None:
-        """Frees what a request holds and makes `output`, or an empty one, its last."""
-        choices = self._choices[state.reply_to]
-        del choices[state.choice]
-        if not choices:
-            del self._choices[state.reply_to]
-        if state.is_guided:
-            self._guides.forget(state)
-        forks = self._forks.get(state.leader or state, [])
-        if state in forks:  # nothing was begun for it
-            forks.remove(state)
-        else:
+        """Frees what a choice holds and makes `output`, or an empty one, its last."""
+        self._choices.remove(state)
+        if not is_held_back(state):
             self._scheduler.remove(state, now_s, is_broken=is_broken)
-        self._finished_total[reason] += 1
-        self._outputs.append(
-            (output or _empty_output(state))._replace(
-                finish_reason=reason,
-                stop_token_id=stop_token_id,
-                error=error,
-                num_cached_tokens=state.num_cached_tokens,
-                num_preemptions=state.num_preemptions,
-                timings=Timings(
-                    arrival_s=state.request.arrival_s,
-                    admitted_s=state.admitted_s,
-                    first_token_s=state.first_token_s,
-                    finished_s=now_s,
-                ),
-            )
-        )
-        # A choice 0 that ended before it had a token takes the others with it.
-        for fork in list(self._forks.get(state, ())):
+            if state.is_guided:
+                self._guides.forget(state)
+        self._totals.finished[reason] += 1
+        output = output or empty_output(state)
+        self._outputs.append(last_output(output, state, reason, now_s, error))
+        for fork in self._choices.held_back_by(state):
             self._end(fork, reason, now_s, error=error)
-        self._forks.pop(state, None)
-
-
-def _empty_output(state: RequestState) -> RequestOutput:
-    return RequestOutput(state.reply_to, choice=state.choice)
-
-
-def _why_broken(state: RequestState, status: int) -> str:
-    """What the log gets too, where it is our fault."""
-    if status & packing.BROKEN:
-        return (
-            "no token could be chosen: the model's logits are not finite, or no id is left that "
-            "may come"
-        )
-    # Host and device disagree on this request; the others are not touched by that.
-    logger.error("no token came for %s, which is live", state.request.request_id)
-    return "the engine lost track of the request"
-
-
-def _rows(step: _DispatchedStep, result: StepResult) -> list[list[int] | None]:
-    """Token and status of each row of a step whose request is still there, for the recorder."""
-    schedule = step.schedule
-    decodes = zip(schedule.decodes, schedule.generations, strict=True)
-    is_current = [state.generation == generation for state, generation in decodes]
-    is_current += [chunk.state.generation == chunk.generation for chunk in schedule.chunks]
-    num_decodes = len(schedule.decodes)
-    at = [*range(num_decodes), *range(step.key.rows, step.key.rows + len(schedule.chunks))]
-    return [
-        [result.token_ids[row], result.statuses[row]] if current else None
-        for row, current in zip(at, is_current, strict=True)
-    ]
-
-
-def _prompt_output(chunk: PrefillChunk, result: StepResult, at: int) -> RequestOutput:
-    """Those of a chunk's log-probabilities that were not handed out; counts them as handed out.
-
-    Chunk token i (from `start`) scores prompt token i + 1; the last prompt token scores none. A
-    request that was preempted runs chunks again whose log-probabilities it has already given.
-
-    Example: prompt of 6, handed out 2 (of tokens 1 and 2). Chunk [1, 4) scores tokens 2, 3, 4:
-    the last two are fresh. Chunk [4, 6) scores token 5, and nothing after the prompt.
-
-    Args:
-      chunk: What was computed.
-      result: What its step brought.
-      at: Chunk tokens of other requests before it.
-    """
-    state, sampling = chunk.state, chunk.state.request.sampling
-    output = _empty_output(state)
-    if not sampling.prompt_logprobs:
-        return output
-    start = state.num_prompt_logprobs
-    end = min(chunk.start + chunk.length, len(state.request.prompt_token_ids) - 1)
-    if end <= start:
-        return output
-    state.num_prompt_logprobs = end
-    places = at + start - chunk.start, at + end - chunk.start
-    top_ids, top_logprobs = result.chunk_top(*places, sampling.prompt_top_logprobs)
-    return output._replace(
-        prompt_logprobs=result.chunk_logprobs(*places),
-        prompt_top_token_ids=top_ids,
-        prompt_top_logprobs=top_logprobs,
-    )

@@ -221,14 +221,14 @@ def test_a_log_that_is_full_costs_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(module, name, counted)
 
     count(event_log, "plan_of")
-    count(engine_module, "_rows")
+    count(engine_module, "rows_of_record")
     count(json, "dumps")
     log = EventLog(tmp_path / "log", 3_000)
     engine, _ = fake_engine(recorder=log)
     add_request(engine, request("a", range(10), max_tokens=40))
     while not log.has_ended:
         engine.step()
-    assert set(made) == {"plan_of", "_rows", "dumps"}
+    assert set(made) == {"plan_of", "rows_of_record", "dumps"}
     made.clear()
     add_request(engine, request("b", range(10), max_tokens=3))
     add_request(engine, request("c", range(10), max_tokens=3))
@@ -354,6 +354,21 @@ def test_a_salt_is_in_neither_log_nor_story_and_still_parts_and_joins(tmp_path: 
     assert len(set(logged)) == 3
     assert logged[2] == ""
     assert not any("cache_salt" in part for story in stories for part in story)
+
+
+@pytest.mark.parametrize("choice", [None, 0, 2])
+@pytest.mark.parametrize("num_steps", range(5))
+def test_choices_may_end_at_any_time(tmp_path: Path, choice: int | None, num_steps: int) -> None:
+    """Fails if the log holds the end of a choice that was never queued: no replay knows it."""
+    path = tmp_path / "log"
+    engine, _ = fake_engine(recorder=EventLog(path, 1 << 20))
+    add_request(engine, request("a", range(20), n=3, max_tokens=4))
+    for _ in range(num_steps):
+        engine.step()
+    assert engine.abort("a", choice=choice)
+    finish(engine)
+    engine.close()
+    assert replay(_lines(path)).num_steps == engine.load().steps_total
 
 
 class _FullDisk(io.StringIO):
