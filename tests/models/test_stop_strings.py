@@ -40,6 +40,7 @@ def run(
     for number, part in enumerate(parts):
         left.append(matcher.push(part, counts=number >= num_ordinary))
         if matcher.matched is not None:
+            assert matcher.flush() == "", "the match begins in what was held back"
             return left, matcher.matched
     return [*left, matcher.flush()], None
 

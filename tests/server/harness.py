@@ -26,10 +26,9 @@ SLOW_READER = (
 
 
 @dataclass
-class Running:
-    server: Server
-    engine: FakeEngine
-    port: int
+class Client:
+    """The services at the other end of a channel."""
+
     channel: grpc.aio.Channel
 
     @property
@@ -39,6 +38,13 @@ class Running:
     @property
     def control(self) -> octavo_pb2_grpc.ControlStub:
         return octavo_pb2_grpc.ControlStub(self.channel)
+
+
+@dataclass
+class Running(Client):
+    server: Server
+    engine: FakeEngine
+    port: int
 
     async def run_to_end(self) -> None:
         """Steps the engine, letting the loop run in between, until it has no request."""
@@ -71,7 +77,7 @@ async def running(
     address = f"127.0.0.1:{port}"
     try:
         async with grpc.aio.insecure_channel(address, options=channel_options) as channel:
-            yield Running(server, engine, port, channel)
+            yield Running(channel, server, engine, port)
     finally:
         await server.stop()
 

@@ -19,12 +19,11 @@ import pytest
 
 from octavo.engine.engine_thread import EngineThread
 from octavo.server import octavo_pb2 as pb
-from octavo.server import octavo_pb2_grpc
 from octavo.server.server import Server, ServerConfig
 from tests.engine.fakes import Clock, FakeExecutor, fake_engine, small_config
 
 from .fakes import served
-from .harness import eventually
+from .harness import Client, eventually
 
 
 class RealClock(Clock):
@@ -73,22 +72,13 @@ class Steps:
 
 
 @dataclass
-class HostLoop:
+class HostLoop(Client):
     """A server with four slots, chunks of 8 tokens and pages of 4."""
 
     server: Server
     thread: EngineThread
     steps: Steps
     port: int
-    channel: grpc.aio.Channel
-
-    @property
-    def inference(self) -> octavo_pb2_grpc.InferenceStub:
-        return octavo_pb2_grpc.InferenceStub(self.channel)
-
-    @property
-    def control(self) -> octavo_pb2_grpc.ControlStub:
-        return octavo_pb2_grpc.ControlStub(self.channel)
 
 
 @asynccontextmanager
@@ -102,7 +92,7 @@ async def host_loop(num_pages: int = 257, **config: Any) -> AsyncGenerator[HostL
     await server.set_ready(served(thread))
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield HostLoop(server, thread, steps, port, channel)
+            yield HostLoop(channel, server, thread, steps, port)
     finally:
         steps.run_freely()
         thread.stop()
