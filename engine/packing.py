@@ -84,7 +84,7 @@ SAMPLE_COLUMNS = SAMPLE_TOP + 2 * MAX_TOP_LOGPROBS
 VALID = 1  # the row was live: the token counts
 STOPPED = 2  # the token is one of the request's stop ids
 EXHAUSTED = 4  # it was the last of max_tokens
-BROKEN = 8  # the token means nothing: see engine.sampler.Samples
+BROKEN = 8  # alone: the token means nothing (see engine.sampler.Samples), or a score of the chunk
 
 # Columns of a scored chunk token: its target's log-probability, then likewise.
 SCORE_LOGPROB = 0  # float32 bits
@@ -270,7 +270,7 @@ class StepResult:
     Attributes:
       token_ids: Sampled tokens.
       statuses: Bits: VALID, STOPPED, EXHAUSTED, BROKEN. Of the segments only the last chunk of a
-        prompt is VALID.
+        prompt is VALID; any may be BROKEN.
       samples: int32 [samples, SAMPLE_COLUMNS]: all of it, where more was asked for.
       scores: int32 [chunk, SCORE_COLUMNS]: of each chunk token's target; 0 where none was asked
         for.

@@ -157,8 +157,8 @@ class _Player:
                 continue
             token_id, status = row
             is_sample = chunk is None or chunk.is_last
-            if is_sample and not status & packing.VALID:
-                is_broken = bool(status & packing.BROKEN)
+            is_broken = bool(status & packing.BROKEN)
+            if is_broken or (is_sample and not status & packing.VALID):
                 self._end(state, FinishReason.ERROR, at_s, is_broken=is_broken)
                 continue
             if chunk is None:
@@ -238,14 +238,8 @@ def _state(record: dict[str, Any], leader: RequestState | None) -> RequestState:
         sampling["guide"] = Guide(kind=GuideKind(sampling["guide"]["kind"]))
     fields["prompt_token_ids"] = tuple(fields["prompt_token_ids"])
     request = Request(**fields, sampling=SamplingParams(**sampling))
-    is_guided = request.sampling.guide is not None
     return RequestState(
-        request=request,
-        max_tokens=record["max_tokens"],
-        stop_ids=(),
-        leader=leader,
-        is_guided=is_guided,
-        waits_for_mask=is_guided,
+        request=request, max_tokens=record["max_tokens"], stop_ids=(), leader=leader
     )
 
 

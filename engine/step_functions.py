@@ -69,7 +69,15 @@ def run_step(
     tokens = jnp.concatenate([row_tokens, upload["chunk_tokens"]])
     hidden, kv = decoder(tokens, state.kv, batch)
 
-    last_of_segment = jnp.maximum(jnp.cumsum(segment_lens) - 1, 0)
+    scores = _score_targets(
+        decoder,
+        hidden[key.rows :],
+        upload["chunk_targets"],
+        wants_top=current.has(packing.PROMPT_TOP_LOGPROBS)[key.rows :].any(),
+    )
+    chunk_ends = jnp.cumsum(segment_lens)
+    is_spoiled = _is_spoiled(scores, chunk_ends - segment_lens, chunk_ends)
+    last_of_segment = jnp.maximum(chunk_ends - 1, 0)
     sampled_from = jnp.concatenate([jnp.arange(key.rows), key.rows + last_of_segment])
     with jax.named_scope("sample"):
         slots, tables, samples = _sample(
@@ -79,14 +87,9 @@ def run_step(
             current,
             decoder.logits(hidden[sampled_from]),
             jnp.concatenate([is_live, segments[:, packing.SEGMENT_IS_LAST] == 1]),
+            is_spoiled=jnp.concatenate([jnp.zeros_like(is_live), is_spoiled]),
             kv_lens=jnp.concatenate([row_kv_lens, segment_ends]),
         )
-    scores = _score_targets(
-        decoder,
-        hidden[key.rows :],
-        upload["chunk_targets"],
-        wants_top=current.has(packing.PROMPT_TOP_LOGPROBS)[key.rows :].any(),
-    )
     result = jnp.concatenate([samples.reshape(-1), scores.reshape(-1)])
     return DeviceState(kv, slots, tables), result
 
@@ -99,12 +102,14 @@ def _sample(
     logits: Float[Array, "rows vocab"],
     is_valid: Bool[Array, " rows"],
     *,
+    is_spoiled: Bool[Array, " rows"],
     kv_lens: Int32[Array, " rows"],
 ) -> tuple[Slots, RuleTables, Int32[Array, "rows columns"]]:
     """Samples a token per row, ends those that are done, and writes their slots and histories.
 
     A row that is not valid (padding, stopped, or a chunk that does not end its prompt) samples
-    greedily and without rules, which costs nothing, and only its kv_len changes.
+    greedily and without rules, which costs nothing, and only its kv_len changes. One that is
+    spoiled is broken, valid or not, whatever it samples.
     """
     position, remaining = current.column(packing.POSITION), current.column(packing.REMAINING)
     has_penalties = is_valid & current.has(packing.HAS_PENALTIES)
@@ -137,6 +142,7 @@ def _sample(
         ),
         tables,
     )
+    is_broken |= is_spoiled
     tables = count_tokens(tables, index, has_penalties & ~is_broken, token)
     wants_logprob = is_valid & current.has(packing.LOGPROBS)
     logprob = lax.cond(
@@ -159,7 +165,7 @@ def _sample(
     )
     status = packing.VALID + packing.STOPPED * is_stopped + packing.EXHAUSTED * is_exhausted
     status = jnp.where(is_broken, packing.BROKEN, status)
-    status = jnp.where(is_valid, status, 0)
+    status = jnp.where(is_valid | is_spoiled, status, 0)
     return slots, tables, jnp.concatenate([jnp.stack([token, status, _bits(logprob)], -1), top], -1)
 
 
@@ -186,7 +192,8 @@ def _score_targets(
 ) -> Int32[Array, "chunk score_columns"]:
     """Each chunk token's target and the most likely ids; nothing is computed where nobody asks.
 
-    The head runs in blocks of positions: there is never an array of [chunk, vocabulary].
+    A log-probability is NaN where the logits mean nothing, and 0 where there is no target. The
+    head runs in blocks of positions: there is never an array of [chunk, vocabulary].
     """
     chunk = hidden.shape[0]
     nothing = jnp.zeros((chunk, packing.SCORE_COLUMNS), jnp.int32)
@@ -198,7 +205,7 @@ def _score_targets(
         hidden, wanted = part
         logits = lax.optimization_barrier(decoder.logits(hidden))
         top = _top_logprobs(logits, (wanted >= 0) & wants_top)
-        logprob = chosen_logprobs(logits, jnp.maximum(wanted, 0))
+        logprob = jnp.where(wanted >= 0, chosen_logprobs(logits, jnp.maximum(wanted, 0)), 0)
         return jnp.concatenate([_bits(logprob)[:, None], top], -1)
 
     def score() -> jax.Array:
@@ -209,6 +216,18 @@ def _score_targets(
         return scores.reshape(-1, packing.SCORE_COLUMNS)[:chunk]
 
     return lax.cond((targets >= 0).any(), score, lambda: nothing)
+
+
+def _is_spoiled(
+    scores: Int32[Array, "chunk score_columns"],
+    starts: Int32[Array, " segments"],
+    ends: Int32[Array, " segments"],
+) -> Bool[Array, " segments"]:
+    """Segments with a log-probability that is none; [start, end) are their places in the chunk."""
+    logprob = lax.bitcast_convert_type(scores[:, packing.SCORE_LOGPROB], jnp.float32)
+    place = jnp.arange(scores.shape[0])
+    is_inside = (place >= starts[:, None]) & (place < ends[:, None])
+    return (is_inside & jnp.isnan(logprob)).any(-1)
 
 
 def _bits(x: Float[Array, "*shape"]) -> Int32[Array, "*shape"]:
