@@ -14,6 +14,7 @@ import jax
 import psutil
 
 from ..configs.engine_config import EngineConfig
+from ..models.base_tokenizer import Tokenizer
 from ..models.checkpoint import Checkpoint
 from ..models.decoder import Decoder, ParameterSpec, declared_parameters, decoder_from_parameters
 from ..pallas_kernels import paged_attention
@@ -47,7 +48,8 @@ class BuiltEngine:
       num_executables: Compiled step shapes, and the two transfers of pages where there are any.
       compile_s: Seconds that compiling (or loading from the persistent cache) took.
       costs: What its steps take, measured on this device.
-      fingerprint: Of a deterministic engine; equal ones promise equal tokens. Else empty.
+      fingerprint: Of a deterministic engine; equal ones promise equal tokens for a request that is
+        greedy or brings a seed. Else empty.
     """
 
     engine: Engine
@@ -65,6 +67,7 @@ def build_engine(
     eos_token_ids: frozenset[int],
     clock: Callable[[], float],
     on_progress: OnProgress,
+    tokenizer: Tokenizer | None = None,
     guides: GuideCompiler | None = None,
     recorder: Recorder | None = None,
 ) -> BuiltEngine:
@@ -76,6 +79,7 @@ def build_engine(
       eos_token_ids: Ids that end an output, from the checkpoint and its tokenizer together.
       clock: The engine's clock.
       on_progress: Told how far it is.
+      tokenizer: The model's, for the fingerprint; None: nothing but ids comes and goes.
       guides: Makes guides for structured output; None: no request may ask for one.
       recorder: Told what the scheduler is told and decides.
 
@@ -158,7 +162,8 @@ def build_engine(
             vocab_size=model.vocab_size,
         )
         parameters = jax.tree.leaves(decoder)
-        digest = fingerprint(config, limits, parameters, table.program_texts(), device)
+        programs = table.program_texts()
+        digest = fingerprint(config, limits, parameters, programs, device, tokenizer)
     return BuiltEngine(
         engine=Engine(
             config,

@@ -1,22 +1,30 @@
 """The fingerprint of a deterministic engine: equal ones promise equal tokens.
 
-A digest of everything that decides bits: the sources, the libraries, the device, the parameters,
-the sizes and the optimised programs themselves. What only decides when a request runs (policy,
-queues, host memory) is not in it.
+For requests that are greedy or bring a seed: a seed that an engine picks depends on what else it
+took before.
+
+A digest of everything that decides tokens: the sources, the libraries, the device, the parameters,
+the sizes, the optimised programs themselves, the ids that end an output, and the tokenizer, on
+which stop strings, guides and the ids of a text depend. What only decides when a request runs
+(policy, queues, host memory) is not in it.
 """
 
+import dataclasses
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
 from collections.abc import Sequence
+from itertools import batched
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from ..configs.engine_config import EngineConfig
+from ..models.base_tokenizer import Tokenizer
 from .admission import EngineLimits
 from .typed_hash import typed_hash
 
@@ -24,6 +32,11 @@ FOLDERS = ("configs", "engine", "models", "pallas_kernels")
 """Of the package: from token ids to token ids."""
 
 CONFIG_FIELDS = ("dtype", "max_num_seqs", "prefill_chunk_tokens", "page_size", "max_stop_ids")
+
+LIBRARIES = ("jax", "jaxlib", "llguidance", "tokenizers", "sentencepiece", "jinja2")
+"""That make ids of texts, masks of guides and programs of sources."""
+
+_TOKENS_PER_TEXT = 256
 
 # Where in the sources an instruction comes from. It differs between a program that was compiled and
 # the same out of the persistent cache, which keeps that of whoever compiled it first.
@@ -37,6 +50,7 @@ def fingerprint(
     parameters: Sequence[jax.Array],
     programs: Sequence[str],
     device: jax.Device,
+    tokenizer: Tokenizer | None,
 ) -> str:
     """The digest, in hexadecimal.
 
@@ -47,15 +61,18 @@ def fingerprint(
         second for each gigabyte; so it is the same for one model in different formats.
       programs: Texts of the optimised executables.
       device: That runs them.
+      tokenizer: The model's. None: nothing but ids comes and goes.
     """
     sizes = [f"{name}={getattr(config, name)}" for name in CONFIG_FIELDS]
     sizes += [f"num_pages={limits.num_pages}", f"max_model_len={limits.max_model_len}"]
     return typed_hash(
         (b"version", importlib.metadata.version("octavo").encode()),
         (b"source", source_digest(Path(__file__).parents[1])),
-        (b"jax", f"{jax.__version__} {jax.lib.__version__}".encode()),
+        (b"libraries", "\n".join(map(importlib.metadata.version, LIBRARIES)).encode()),
         (b"device", device_description(device).encode()),
         (b"sizes", "\n".join(sizes).encode()),
+        (b"ends", repr(limits.eos_token_ids).encode()),
+        (b"tokenizer", b"" if tokenizer is None else tokenizer_digest(tokenizer)),
         (b"parameters", parameters_digest(parameters)),
         *((b"program", digest) for digest in sorted(map(program_digest, programs))),
     ).hex()
@@ -83,6 +100,23 @@ def parameters_digest(parameters: Sequence[jax.Array]) -> bytes:
     for leaf in parameters:
         digest.update(f"{leaf.dtype} {leaf.shape}\n".encode())
         digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
+    return digest.digest()
+
+
+def tokenizer_digest(tokenizer: Tokenizer) -> bytes:
+    """Of its settings, the bytes of every id, and the ids of texts that hold all of them.
+
+    Those texts stand for the merges or scores, which no tokenizer tells.
+    """
+    settings = tokenizer.settings
+    values = dataclasses.asdict(settings) | {"eos_token_ids": sorted(settings.eos_token_ids)}
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
+    tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
+    for token in tokens:
+        digest.update(len(token).to_bytes(8, "little") + token)
+    for group in batched(tokens, _TOKENS_PER_TEXT):
+        text = b"".join(group).decode(errors="ignore")
+        digest.update(f"{tokenizer.encode(text, add_special_tokens=True)}\n".encode())
     return digest.digest()
 
 

@@ -53,6 +53,11 @@ class Tokenizer(abc.ABC):
         }
 
     @property
+    def settings(self) -> TokenizerSettings:
+        """What the model's files say about it, apart from the vocabulary."""
+        return self._settings
+
+    @property
     def vocab_size(self) -> int:
         """Ids of the tokenizer are [0, vocab_size)."""
         return self._settings.vocab_size

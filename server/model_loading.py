@@ -60,6 +60,7 @@ def load_model(
             eos_token_ids=eos_token_ids,
             clock=time.monotonic,
             on_progress=on_progress,
+            tokenizer=tokenizer,
             guides=guides,
             recorder=recorder,
         )

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from octavo.configs.engine_config import EngineConfig
 from octavo.configs.scheduling_config import SchedulingConfig
+from octavo.engine import build
 from octavo.engine import fingerprint as module
 from octavo.engine.admission import EngineLimits
 from octavo.engine.fingerprint import (
@@ -23,13 +25,23 @@ from octavo.engine.fingerprint import (
     parameters_digest,
     program_digest,
     source_digest,
+    tokenizer_digest,
 )
-from tests.models.tiny_checkpoints import random_tensors, tiny_config, write_huggingface
+from octavo.models.tokenizer import Tokenizer, load_tokenizer
+from tests.models.tiny_checkpoints import (
+    random_tensors,
+    tiny_config,
+    write_huggingface,
+    write_huggingface_tokenizer,
+)
 
+from .conftest import Model, ignore_progress
 from .fakes import limits_for
+from .test_deterministic import CONFIG as BUILT
 
 CONFIG = EngineConfig(deterministic=True, prefill_chunk_tokens=32)
 LIMITS = limits_for(CONFIG, 64)
+MERGE = '[\n        "Ġ",\n        "t"\n      ]'
 PARAMETERS = [jnp.arange(6.0).reshape(2, 3), jnp.ones(2, jnp.bfloat16)]
 
 
@@ -38,8 +50,9 @@ def digest(
     limits: EngineLimits = LIMITS,
     parameters: list[jax.Array] = PARAMETERS,
     programs: tuple[str, ...] = ("one", "two"),
+    tokenizer: Tokenizer | None = None,
 ) -> str:
-    return fingerprint(config, limits, parameters, programs, jax.devices()[0])
+    return fingerprint(config, limits, parameters, programs, jax.devices()[0], tokenizer)
 
 
 def test_it_changes_with_whatever_decides_bits() -> None:
@@ -49,6 +62,7 @@ def test_it_changes_with_whatever_decides_bits() -> None:
         digest(replace(CONFIG, prefill_chunk_tokens=48)),
         digest(limits=replace(LIMITS, num_pages=65)),
         digest(limits=replace(LIMITS, max_model_len=99)),
+        digest(limits=replace(LIMITS, eos_token_ids=(7, 8))),
         digest(parameters=[PARAMETERS[0] + 1, PARAMETERS[1]]),
         digest(parameters=[PARAMETERS[0].reshape(3, 2), PARAMETERS[1]]),
         digest(programs=("one", "three")),
@@ -66,12 +80,23 @@ def test_it_does_not_change_with_what_decides_only_when_a_request_runs() -> None
     assert digest(changed, programs=("two", "one")) == digest()
 
 
-@pytest.mark.parametrize("name", ["version", "XLA_FLAGS", "processor", "source"])
+@pytest.mark.parametrize("name", [*module.LIBRARIES, "octavo"])
+def test_it_changes_with_the_version_of_each_library(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, version = digest(), module.importlib.metadata.version
+    monkeypatch.setattr(
+        module.importlib.metadata,
+        "version",
+        lambda package: "9.9.9" if package == name else version(package),
+    )
+    assert digest() != before
+
+
+@pytest.mark.parametrize("name", ["XLA_FLAGS", "processor", "source"])
 def test_it_changes_with_build_and_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest()
     match name:
-        case "version":
-            monkeypatch.setattr(module.importlib.metadata, "version", _say("9.9.9"))
         case "XLA_FLAGS":
             monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
         case "processor":
@@ -86,6 +111,77 @@ def _say(value: str | bytes) -> Callable[[Any], str | bytes]:
         return value
 
     return say
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_huggingface_tokenizer(folder)
+    return folder
+
+
+def _changed(folder: Path, to: Path, file: str, old: str, new: str) -> Tokenizer:
+    """The tokenizer with one word of one file replaced."""
+    for path in folder.iterdir():
+        text = path.read_text()
+        if path.name == file:
+            assert old in text
+            text = text.replace(old, new)
+        (to / path.name).write_text(text)
+    return load_tokenizer(to)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("tokenizer.json", '"a": 97,\n      "b": 98', '"a": 98,\n      "b": 97'),
+        ("tokenizer.json", MERGE, ""),  # how a text is cut, all ids as they were
+        ("tokenizer_config.json", '"add_bos_token": false', '"add_bos_token": true'),
+        ("tokenizer_config.json", '"eos_token": "<|im_end|>"', '"eos_token": "<|im_start|>"'),
+        ("chat_template.jinja", "assistant", "model"),
+    ],
+)
+def test_it_changes_with_the_tokenizer(
+    file: str, old: str, new: str, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    before = digest(tokenizer=load_tokenizer(tokenizer_folder))
+    assert digest(tokenizer=_changed(tokenizer_folder, tmp_path, file, old, new)) != before
+    assert before != digest()
+
+
+def test_a_copy_of_a_tokenizer_counts_alike(tokenizer_folder: Path, tmp_path: Path) -> None:
+    copy = _changed(tokenizer_folder, tmp_path, "tokenizer.json", "ByteLevel", "ByteLevel")
+    assert tokenizer_digest(copy) == tokenizer_digest(load_tokenizer(tokenizer_folder))
+
+
+def test_two_builds_of_the_same_have_the_same(
+    tiny_model: Model, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a build passes on what it is given: the tokenizer, and the ids that end an output."""
+    seen: list[tuple[Any, ...]] = []
+
+    def watched(*args: Any) -> str:
+        seen.append(args)
+        return fingerprint(*args)
+
+    monkeypatch.setattr(build, "fingerprint", watched)
+    tokenizer = load_tokenizer(tokenizer_folder)
+    first, second = (
+        build.build_engine(
+            tiny_model.checkpoint,
+            BUILT,
+            eos_token_ids=frozenset({258, 9}),
+            clock=time.monotonic,
+            on_progress=ignore_progress,
+            tokenizer=tokenizer,
+        ).fingerprint
+        for _ in range(2)
+    )
+    assert first == second
+    _, limits, _, programs, _, passed = seen[0]
+    assert limits.eos_token_ids == (9, 258)
+    assert len(programs) > 0
+    assert passed is tokenizer
 
 
 def test_the_sources_count_by_name_and_content(tmp_path: Path) -> None:
@@ -168,7 +264,6 @@ _BUILD = """
 import json, sys, time
 from pathlib import Path
 from octavo.configs.engine_config import EngineConfig
-from octavo.engine.build import build_engine
 from octavo.engine.compilation import use_persistent_cache
 from octavo.models.checkpoint import open_checkpoint
 
