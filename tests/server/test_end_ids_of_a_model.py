@@ -1,0 +1,72 @@
+"""Kind 2.4: a model's end ids are those of its checkpoint and of its tokenizer together."""
+
+from functools import partial
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from octavo.models.checkpoint import open_checkpoint
+from octavo.models.fetch import default_cache_dir
+from octavo.models.tokenizer import load_tokenizer
+from octavo.server import octavo_pb2 as pb
+from octavo.server import octavo_pb2_grpc
+from octavo.server.engine_flags import ModelOptions
+from octavo.server.local_server import local_server
+from octavo.server.model_loading import load_model
+from tests.engine.conftest import TINY_ENGINE, ignore_progress
+from tests.models.tiny_checkpoints import (
+    BOS_TOKEN_ID,
+    EOS_TOKEN_ID,
+    random_tensors,
+    tiny_config,
+    write_huggingface,
+)
+
+OF_THE_CONFIG, OF_GENERATION = 300, 301
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three places name ids; what the tokenizer calls its end of sequence is in neither config."""
+    config = tiny_config(max_position=1024)
+    return write_huggingface(
+        tmp_path / "model",
+        config,
+        random_tensors(config),
+        dtype=np.float32,
+        changes={"eos_token_id": OF_THE_CONFIG},
+        generation_config={"eos_token_id": [OF_GENERATION, BOS_TOKEN_ID]},
+    )
+
+
+def test_any_of_them_ends_an_output_over_grpc(folder: Path) -> None:
+    """Fails if one of the three places is forgotten anywhere between the files and the device."""
+    every = {OF_THE_CONFIG, OF_GENERATION, BOS_TOKEN_ID, EOS_TOKEN_ID}
+    assert EOS_TOKEN_ID not in open_checkpoint(folder).eos_token_ids
+    assert EOS_TOKEN_ID in load_tokenizer(folder).eos_token_ids
+    options = ModelOptions(
+        model=str(folder),
+        served_name=None,
+        engine=TINY_ENGINE,
+        cache_dir=Path(),
+        compilation_cache_dir=default_cache_dir() / "compiled-by-tests",
+    )
+    with (
+        local_server(partial(load_model, options), ignore_progress) as address,
+        grpc.insecure_channel(address) as channel,
+    ):
+        info = octavo_pb2_grpc.ControlStub(channel).GetModelInfo(pb.GetModelInfoRequest())
+        assert set(info.eos_token_ids) == every
+        for end_id in every:
+            asked = pb.GenerateRequest(
+                token_ids=pb.TokenIds(ids=[5, 6, 7]),
+                sampling=pb.Sampling(
+                    max_tokens=5, temperature=0, min_tokens=2, logit_bias={end_id: 100.0}
+                ),
+            )
+            events = [*octavo_pb2_grpc.InferenceStub(channel).Generate(asked)]
+            (end,) = [event.finished for event in events if event.HasField("finished")]
+            assert end == pb.Finished(reason=pb.FINISH_REASON_STOP, stop_token_id=end_id)
+            assert events[-1].completed.usage.completion_tokens == 3
