@@ -119,7 +119,7 @@ class ChoiceOutput:
         then that is the end.
         """
         self._add_text(self._decoder.flush())
-        if self.end is None and self._matcher is not None and (held := self._matcher.flush()):
+        if self._matcher is not None and (held := self._matcher.flush()):
             self._piece(0).texts.append(held)
 
     def take(self) -> Piece:

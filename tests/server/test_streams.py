@@ -284,7 +284,10 @@ def test_an_id_stays_taken_until_the_engine_let_go_of_all_choices() -> None:
 def test_output_that_cannot_be_read_ends_its_own_request_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Case 1.2. Fails if those that come behind it in the same step lose their tokens."""
+    """Case 1.2. Fails if those that come behind it in the same step lose their tokens.
+
+    As they would if what cannot be decoded were asked for the text that it holds back.
+    """
 
     async def scenario() -> None:
         router = StreamRouter(asyncio.get_running_loop())
@@ -297,7 +300,11 @@ def test_output_that_cannot_be_read_ends_its_own_request_only(
                 raise RuntimeError("a bug")
             return "fine"
 
+        def flush(decoder: ByteDecoder) -> str:
+            raise RuntimeError("a decoder that is broken stays so")
+
         monkeypatch.setattr(ByteDecoder, "push", push)
+        monkeypatch.setattr(ByteDecoder, "flush", flush)
         router.on_outputs([RequestOutput("a", (1,)), RequestOutput("b", (2,))])
         piece = await asyncio.wait_for(other.take(), 1)
         assert isinstance(piece, Piece)
