@@ -7,6 +7,7 @@ the context and the pages. What cannot is refused before it is queued, never tru
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..configs.engine_config import EngineConfig
 from ..configs.model_config import ModelConfig
@@ -124,20 +125,19 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
         raise InvalidRequest(
             "min_tokens", sampling.min_tokens, "0: only stop ids are among the ids that may come"
         )
-    return _with_forks(
-        RequestState(
-            request=_with_plain_top_k(request),
-            max_tokens=max_tokens,
-            stop_ids=stop_ids,
-            seed=sampling.seed or 0,
-            reply_to=request.request_id,
-            ids_mask=mask,
-            mask=None if sampling.guide else mask,
-            is_guided=sampling.guide is not None,
-            waits_for_mask=sampling.guide is not None,
-            is_plain=sampling.guide is None and not sampling.logprobs,
-        )
+    make_state = partial(
+        RequestState,
+        max_tokens=max_tokens,
+        stop_ids=stop_ids,
+        seed=sampling.seed or 0,
+        ids_mask=mask,
     )
+    leader = make_state(request=_with_plain_top_k(request))
+    leader.forks += [
+        make_state(request=_fork(leader.request, choice), choice=choice, leader=leader)
+        for choice in range(1, sampling.n)
+    ]
+    return leader
 
 
 def choice_id(request_id: str, choice: int) -> str:
@@ -210,33 +210,14 @@ def _max_tokens(sampling: SamplingParams, num_prompt_tokens: int, max_model_len:
     return sampling.max_tokens
 
 
-def _with_forks(leader: RequestState) -> RequestState:
-    """Adds the further choices. They report nothing of the prompt, and find its pages computed."""
-    request, sampling = leader.request, leader.request.sampling
-    for choice in range(1, sampling.n):
-        its_sampling = replace(sampling, prompt_logprobs=False, prompt_top_logprobs=0)
-        leader.forks.append(
-            RequestState(
-                request=replace(
-                    request,
-                    request_id=choice_id(request.request_id, choice),
-                    sampling=its_sampling,
-                    reads_prefix_cache=True,
-                ),
-                max_tokens=leader.max_tokens,
-                stop_ids=leader.stop_ids,
-                seed=leader.seed,
-                reply_to=leader.reply_to,
-                choice=choice,
-                leader=leader,
-                ids_mask=leader.ids_mask,
-                mask=leader.mask,
-                is_guided=leader.is_guided,
-                is_plain=leader.is_plain,
-                waits_for_mask=leader.waits_for_mask,
-            )
-        )
-    return leader
+def _fork(request: Request, choice: int) -> Request:
+    """A further choice. It reports nothing of the prompt, and finds its pages computed."""
+    return replace(
+        request,
+        request_id=choice_id(request.request_id, choice),
+        sampling=replace(request.sampling, prompt_logprobs=False, prompt_top_logprobs=0),
+        reads_prefix_cache=True,
+    )
 
 
 def _with_plain_top_k(request: Request) -> Request:

@@ -12,7 +12,7 @@ MAX_LOGIT_BIAS = 300
 """Ids with a bias, per request: a slot on the device has room for so many."""
 MAX_BIAS = 100.0
 MAX_TOP_LOGPROBS = 20
-MAX_CHOICES = 128
+MAX_N = 128
 MAX_GUIDE_CHARACTERS = 1 << 18
 
 
@@ -27,7 +27,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     _check_reports(sampling)
     if sampling.seed is not None:
         require("seed", sampling.seed, is_int(sampling.seed, 0, 2**64 - 1), "in [0, 2**64)")
-    require("n", sampling.n, is_int(sampling.n, 1, MAX_CHOICES), f"in [1, {MAX_CHOICES}]")
+    require("n", sampling.n, is_int(sampling.n, 1, MAX_N), f"in [1, {MAX_N}]")
     require("ignore_eos", sampling.ignore_eos, type(sampling.ignore_eos) is bool, "a bool")
     check_token_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
     if sampling.guide is not None:

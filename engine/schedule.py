@@ -1,6 +1,7 @@
 """What the scheduler decides about: live requests, and the step that is next. No JAX."""
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ class RequestState:
       ids_mask: Ids that may come at all, as engine.token_masks has them; None: all.
       mask: Those that may come next; None: all, or its guide has not said yet.
       rule_entries: What the device's rule tables have yet to learn of it, since it got its slot.
+        None: nothing.
       is_guided: Its mask changes with every token.
       is_plain: Its tokens need nothing but to be handed on.
       waits_for_mask: That of its next token is not known yet, so it cannot be sampled.
@@ -72,16 +74,16 @@ class RequestState:
     max_tokens: int
     stop_ids: tuple[int, ...]
     seed: int = 0
-    reply_to: str = ""
+    reply_to: str = field(init=False)
     choice: int = 0
     leader: "RequestState | None" = None
     forks: "list[RequestState]" = field(default_factory=list)
     ids_mask: Mask | None = None
-    mask: Mask | None = None
-    is_guided: bool = False
-    is_plain: bool = True
-    waits_for_mask: bool = False
-    rule_entries: "list[RuleEntry]" = field(default_factory=list)
+    mask: Mask | None = field(init=False)
+    is_guided: bool = field(init=False)
+    is_plain: bool = field(init=False)
+    waits_for_mask: bool = field(init=False)
+    rule_entries: "Iterator[RuleEntry] | None" = None
     chain: TokenChain | None = None
     ordinal: int = 0
     rank: Rank = ()
@@ -107,6 +109,14 @@ class RequestState:
     num_prompt_logprobs: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Works out, once, what steps ask of every row."""
+        sampling = self.request.sampling
+        self.reply_to = (self.leader or self).request.request_id
+        self.is_guided = self.waits_for_mask = sampling.guide is not None
+        self.is_plain = not (self.is_guided or sampling.logprobs)
+        self.mask = None if self.is_guided else self.ids_mask
 
     def tokens_between(self, start: int, end: int) -> list[int]:
         """Tokens [start, end) of the prompt followed by the outputs read so far."""

@@ -13,6 +13,7 @@ comes after.
 """
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import override
 
 from ..configs.engine_config import EngineConfig
@@ -449,15 +450,14 @@ class Scheduler(Places):
 
         False: some is left for the next step.
         """
-        entries = state.rule_entries
-        if entries:
-            entered, state.rule_entries = (
-                entries[: step.num_rule_entries],
-                entries[step.num_rule_entries :],
-            )
-            step.num_rule_entries -= len(entered)
-            step.rule_entries += entered
-        return not state.rule_entries
+        if state.rule_entries is None:
+            return True
+        entered = list(islice(state.rule_entries, step.num_rule_entries))
+        if len(entered) < step.num_rule_entries:  # there are no more
+            state.rule_entries = None
+        step.num_rule_entries -= len(entered)
+        step.rule_entries += entered
+        return state.rule_entries is None
 
     def _enter_cached_pages(self, step: _Step, state: RequestState) -> bool:
         """Enters the pages that were computed before its first chunk; a long prefix takes steps.
