@@ -20,10 +20,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 from ..models.base_tokenizer import Tokenizer, check_text
 from .guided_masks import GuideError, GuideState
-from .json_schema_checks import check_json_schema
+from .json_schema_checks import checked_json_schema
 from .lark_grammar_checks import checked_grammar, refuse_constant
 from .sampling_params import Guide, GuideKind
-from .token_masks import Mask, num_words, with_ids
+from .token_masks import Mask, has_id, num_words, with_ids
 
 MAX_KEPT = 64
 """Compiled guides that are kept for the next request with the same."""
@@ -124,10 +124,7 @@ class Guides:
             if matcher is not None:
                 self._compiled.move_to_end(key)
                 return matcher
-        try:
-            grammar = json.dumps({"grammars": [_grammar(guide)]}, allow_nan=False)
-        except RecursionError:
-            raise ValueError("the guide is nested too deeply") from None
+        grammar = json.dumps({"grammars": [_grammar(guide)]}, allow_nan=False)
         with _panics_as(ValueError):
             matcher = LLMatcher(self._indexed_vocabulary(), grammar, log_level=0, limits=_LIMITS)
             if matcher.is_error() or matcher.get_grammar_warnings():
@@ -217,7 +214,7 @@ class LLGuideState(GuideState):
         with self._failures():
             if self._has_ended or not 0 <= token_id < self._vocab_size:
                 follows = False
-            elif _has(self._ends, token_id):
+            elif has_id(self._ends, token_id):
                 follows = self.is_finished or self._matcher.is_accepting()
                 self._has_ended = follows
             else:
@@ -301,18 +298,12 @@ class _Vocabulary:
         return token_ids
 
 
-def _has(mask: Mask, token_id: int) -> bool:
-    return bool(mask[token_id // 32] >> token_id % 32 & 1)
-
-
 def _grammar(guide: Guide) -> dict[str, object]:
     """The guide in the library's own words; raises ValueError if it is none."""
     check_text(guide.text, "the guide")
     match guide.kind:
         case GuideKind.JSON_SCHEMA:
-            schema = _json(guide.text, "the schema")
-            check_json_schema(schema)
-            assert isinstance(schema, dict)
+            schema = checked_json_schema(_json(guide.text, "the schema"))
             return {"json_schema": schema | {"x-guidance": _JSON_STYLE}}
         case GuideKind.JSON_OBJECT:
             return {"json_schema": {"type": "object", "x-guidance": _JSON_STYLE}}

@@ -2,15 +2,24 @@
 
 llguidance refuses the keywords it knows and lacks, and ignores in silence those it doesn't know. It
 also follows references as deep as they go, on the stack. So a schema is walked here first, the way
-llguidance walks it: from the root, and into definitions where something refers to them.
+llguidance walks it: from the root, and into definitions where something refers to them. What
+llguidance would read in another way is written in its own on the way.
 
 Source of the meaning of keywords: JSON Schema, draft 2020-12.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
+
+from .json_schema_numbers import (
+    NUMBER_KEYWORDS,
+    check_bound,
+    check_multiples,
+    rewritten_bounds,
+)
+from .json_schema_patterns import rewritten_pattern
+from .json_schema_values import check_depth, check_name, check_value
 
 _ANNOTATIONS = frozenset(
     {
@@ -34,7 +43,7 @@ _ROOT_ANNOTATIONS = frozenset({"$id", "$schema"})  # elsewhere they change what 
 _SUBSCHEMA = frozenset({"additionalProperties", "items"})
 _SUBSCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _SUBSCHEMA_MAPS = frozenset({"patternProperties", "properties"})
-_NUMBERS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"})
+_BOUNDS = NUMBER_KEYWORDS - {"multipleOf"}
 _VALUES = frozenset({"const", "enum"})
 _OTHERS = frozenset(
     {
@@ -52,8 +61,15 @@ _OTHERS = frozenset(
     }
 )
 _SUPPORTED = (
-    _ANNOTATIONS | _SUBSCHEMA | _SUBSCHEMA_LISTS | _SUBSCHEMA_MAPS | _NUMBERS | _VALUES | _OTHERS
+    _ANNOTATIONS
+    | _SUBSCHEMA
+    | _SUBSCHEMA_LISTS
+    | _SUBSCHEMA_MAPS
+    | NUMBER_KEYWORDS
+    | _VALUES
+    | _OTHERS
 )
+_ALTERNATIVES = frozenset({"$ref", "anyOf", "oneOf"})
 _FORMATS = (
     "date",
     "date-time",
@@ -84,31 +100,40 @@ llguidance descends so far on the stack at worst; at about 1,200 levels it overf
 ends the process.
 """
 
-# Numbers are float64 in llguidance; integers beyond this would turn into their neighbours.
-_MAX_EXACT = 2**53
 
-# Outputs have no \u escapes.
-_UNSPELLABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+def checked_json_schema(schema: object) -> dict[str, Any]:
+    """The schema as llguidance gets it: what comes through this one validates against the other.
 
-
-def check_json_schema(schema: object) -> None:
-    """Checks a whole schema, as json.loads made it.
+    Args:
+      schema: A whole one, as json.loads made it.
 
     Raises:
       ValueError: It has something that cannot be held to; names it and its place.
     """
     if not isinstance(schema, dict):
         raise ValueError("the schema must be a JSON object")
+    check_depth(schema)
     _check_draft(schema)
     walk = _Walk(schema)
     walk.visit_all()
+    rewritten = _rewritten(schema, walk.rewritten)
+    assert isinstance(rewritten, dict)
+    return rewritten
 
 
 class _Walk:
-    """One walk over everything of a schema that an output depends on."""
+    """One walk over everything of a schema that an output depends on.
+
+    Attributes:
+      rewritten: For each subschema, by its id, what llguidance gets in its place, but for those in
+        it.
+    """
 
     def __init__(self, root: Mapping[str, Any]) -> None:
+        self.rewritten: dict[int, dict[str, Any]] = {}
         self._root = root
+        self._multiples: set[int | float] = set()
+        self._combines = False
         self._num_subschemas = 0
         self._seen = {"#"}
         self._to_visit = ["#"]
@@ -123,6 +148,8 @@ class _Walk:
                 raise ValueError(
                     f"the schema and what it refers to have more than {MAX_LEVELS} levels in all"
                 )
+        if self._combines:  # which with which is llguidance's to find out
+            check_multiples(self._multiples)
 
     def _visit(self, schema: object, place: str) -> int:
         """Checks a subschema and those inside it; the levels that it has."""
@@ -134,6 +161,10 @@ class _Walk:
         if not isinstance(schema, dict):
             raise ValueError(f"{place} must be a schema: a JSON object, true or false")
         self._check_keywords(schema, place)
+        self.rewritten[id(schema)] = _rewritten_keywords(schema, place)
+        if "multipleOf" in schema:
+            self._multiples.add(schema["multipleOf"])
+        self._combines |= _combines(schema)
         if "$ref" in schema:
             self._refer(schema["$ref"], place)
         inner = (self._visit(subschema, at) for subschema, at in _subschemas(schema, place))
@@ -164,13 +195,11 @@ class _Walk:
             raise ValueError(f"{place}/items is a list, as in older drafts; use prefixItems")
         if self._is_older_draft() and "prefixItems" in schema:
             raise ValueError(f"{place} has prefixItems, which $schema's draft does not know")
-        for keyword in _NUMBERS & schema.keys():
-            value = schema[keyword]
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{place}/{keyword} must be a number")
-            _check_value(value, f"{place}/{keyword}")
-        for keyword in _VALUES & schema.keys():
-            _check_value(schema[keyword], f"{place}/{keyword}")
+        for keyword in NUMBER_KEYWORDS & schema.keys():
+            check_bound(schema[keyword], f"{place}/{keyword}")
+        for keyword in (_VALUES | {"multipleOf"}) & schema.keys():
+            check_value(schema[keyword], f"{place}/{keyword}")
+        _check_names(schema, place)
         _check_min_properties(schema, place)
 
     def _is_older_draft(self) -> bool:
@@ -195,17 +224,45 @@ def _check_min_properties(schema: Mapping[str, Any], place: str) -> None:
         )
 
 
-def _check_value(value: object, place: str) -> None:
-    if isinstance(value, Mapping):
-        for each in value.values():
-            _check_value(each, place)
-    elif isinstance(value, list):
-        for each in value:
-            _check_value(each, place)
-    elif isinstance(value, int) and abs(value) > _MAX_EXACT:
-        raise ValueError(f"{place} has an integer beyond 2**53, which is not supported")
-    elif isinstance(value, str) and _UNSPELLABLE.search(value):
-        raise ValueError(f"{place} has a control character without a short escape in JSON")
+def _check_names(schema: Mapping[str, Any], place: str) -> None:
+    properties, required = schema.get("properties"), schema.get("required")
+    for name in properties if isinstance(properties, dict) else ():
+        check_name(str(name), f"{place}/properties")
+    for name in required if isinstance(required, list) else ():
+        check_name(str(name), f"{place}/required")
+
+
+def _combines(schema: Mapping[str, Any]) -> bool:
+    """Whether llguidance makes one of this subschema and others."""
+    if "allOf" in schema or {"properties", "patternProperties"} <= schema.keys():
+        return True
+    applied = schema.keys() - _ANNOTATIONS - _ROOT_ANNOTATIONS
+    return len(applied) > 1 and not applied.isdisjoint(_ALTERNATIVES)
+
+
+def _rewritten_keywords(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The subschema in llguidance's way, with what is inside as it was."""
+    result = {key: value for key, value in schema.items() if key not in _BOUNDS}
+    try:
+        result |= rewritten_bounds(schema)
+        if isinstance(schema.get("pattern"), str):
+            result["pattern"] = rewritten_pattern(schema["pattern"])
+        if isinstance(schema.get("patternProperties"), dict):
+            inner = schema["patternProperties"].items()
+            result["patternProperties"] = {rewritten_pattern(key): each for key, each in inner}
+    except ValueError as error:
+        raise ValueError(f"{place} cannot be held to: {error}") from error
+    return result
+
+
+def _rewritten(value: object, rewritten: Mapping[int, dict[str, Any]]) -> object:
+    """The JSON with those dicts replaced, at every depth."""
+    value = rewritten.get(id(value), value)
+    if isinstance(value, dict):
+        return {key: _rewritten(each, rewritten) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rewritten(each, rewritten) for each in value]
+    return value
 
 
 def _subschemas(schema: Mapping[str, Any], place: str) -> Iterator[tuple[object, str]]:

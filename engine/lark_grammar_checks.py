@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .json_schema_checks import check_json_schema
+from .json_schema_checks import checked_json_schema
 
 MAX_DEFINITIONS = 500
 """Definitions and brackets of a grammar.
@@ -61,9 +61,8 @@ def checked_grammar(text: str, json_options: Mapping[str, object]) -> str:
     for kind, begin, end, value in _tokens(text):
         match kind:
             case "%json":
-                check_json_schema(value)
-                schema = json.dumps(value | {"x-guidance": json_options}, allow_nan=False)
-                parts += [text[start:begin], "%json ", schema]
+                schema = checked_json_schema(value) | {"x-guidance": json_options}
+                parts += [text[start:begin], "%json ", json.dumps(schema, allow_nan=False)]
                 start = end
             case "%llguidance":
                 unknown = sorted(set(value) - _OPTIONS)

@@ -7,9 +7,19 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.json_schema_checks import MAX_LEVELS, MAX_SUBSCHEMAS, check_json_schema
+from octavo.engine.json_schema_checks import MAX_LEVELS, MAX_SUBSCHEMAS, checked_json_schema
+from octavo.engine.json_schema_values import MAX_DEPTH
+
+from .byte_guides import schema_lets_through
 
 CHAIN = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5_000)}
+
+
+def nested(name: str, depth: int = MAX_DEPTH + 1) -> dict[str, Any]:
+    outer: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        outer = {name: outer}
+    return outer
 
 
 @pytest.mark.parametrize(
@@ -35,8 +45,23 @@ CHAIN = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5_000)}
         ({"format": ["date"]}, "#/format is"),
         ({"exclusiveMinimum": True}, "#/exclusiveMinimum must be a number"),
         ({"maximum": 2**53 + 1}, "beyond 2**53"),
-        ({"enum": [[{"a": -(2**60)}]]}, "#/enum has an integer"),
+        ({"maximum": 1e30}, "beyond 2**53"),
+        ({"exclusiveMinimum": 2**53}, "neighbour"),
+        ({"enum": [[{"a": -(2**60)}]]}, "#/enum has a number beyond"),
+        ({"const": 1e23}, "#/const has a number beyond"),
+        ({"const": 0.30000000000000004}, "#/const has a number of more than 15 digits"),
+        ({"enum": [{"a": 1e-23}]}, "#/enum has a number of more than 15 digits or 22 decimals"),
+        ({"multipleOf": 0.1234567890123456}, "#/multipleOf has a number of more than 15 digits"),
+        ({"allOf": [{"multipleOf": 2**16}, {"multipleOf": 2**16 + 1}]}, "common multiple"),
+        ({"multipleOf": 1e-4, "anyOf": [{"multipleOf": 500_000}, {}]}, "common multiple"),
         ({"const": {"a": ["\x7f"]}}, "#/const has a control character"),
+        ({"const": {"a\0": 1}}, "#/const has a name with the character U+0000"),
+        ({"properties": {"\0": True}}, "#/properties has a name with the character U+0000"),
+        ({"items": {"required": ["\0"]}}, "#/items/required has a name with the character U+0000"),
+        ({"items": {"pattern": "[]"}}, "#/items cannot be held to: it has a class"),
+        ({"patternProperties": {"a\0": {}}}, "# cannot be held to: it has the character U+0000"),
+        (nested("items"), f"more than {MAX_DEPTH} objects and arrays in one another"),
+        ({"const": nested("a")}, f"more than {MAX_DEPTH} objects and arrays in one another"),
         ({"minProperties": 3, "required": ["a"]}, "#/minProperties is 3"),
         ({"properties": {"a": 5}}, "#/properties/a must be a schema"),
         ({"$ref": "#/$defs/d0", "$defs": CHAIN | {"d5000": {}}}, f"more than {MAX_LEVELS} levels"),
@@ -45,7 +70,7 @@ CHAIN = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5_000)}
 )
 def test_what_cannot_be_held_to_is_named(schema: Any, reason: str):
     with pytest.raises(ValueError, match=re.escape(reason)) as refused:
-        check_json_schema(json.loads(json.dumps(schema)))
+        checked_json_schema(json.loads(json.dumps(schema)))
     assert len(str(refused.value)) < 500
 
 
@@ -61,16 +86,84 @@ def test_what_cannot_be_held_to_is_named(schema: Any, reason: str):
         {"$ref": "#/$defs/a~1b~0%20", "$defs": {"a/b~ ": {"items": {"$ref": "#"}}}},
         {"anyOf": [{"$ref": "#/anyOf/1"}, {"type": "null"}]},
         {"minProperties": 2, "required": ["a"]},
+        {"properties": {"a": {"multipleOf": 0.01, "type": "number"}}, "items": {"multipleOf": 1e6}},
+        {"multipleOf": 0.01, "anyOf": [{"type": "integer"}, {"multipleOf": 5}]},
     ],
 )
 def test_what_can_be_held_to_passes(schema: Any):
-    check_json_schema(schema)
+    checked_json_schema(schema)
 
 
 def test_schemas_that_refer_to_themselves_end():
-    check_json_schema(
+    checked_json_schema(
         {
             "$ref": "#/$defs/node",
             "$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}}}},
         }
     )
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1, 1_000])
+def test_depth_is_bounded_by_name(depth: int):
+    """What is as deep as it may be, llguidance reads."""
+    schema = nested("items", depth)
+    if depth == MAX_DEPTH:
+        schema_lets_through(schema | {"type": "array"})
+        schema_lets_through({"const": nested("a", depth - 1)})
+        return
+    with pytest.raises(ValueError, match=f"more than {MAX_DEPTH} objects and arrays"):
+        schema_lets_through(schema)
+
+
+CONTROLS = [*map(chr, range(1, 0x20)), "\x7f", "\x80", "\u2028"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"NAME": {"const": 1}}, "required": ["NAME"]},
+        {"properties": {"NAME": {"const": 1}}, "additionalProperties": {"const": 2}},
+        {"required": ["NAME"], "additionalProperties": {"const": 1}},
+        {"required": ["NAME"], "patternProperties": {'^[^"]*$': {"const": 1}}},
+        {
+            "properties": {"NAME": {"type": "integer"}},
+            "patternProperties": {"^[^a-z]*$": {"const": 1}},
+            "additionalProperties": {"const": 2},
+        },
+        {"const": {"NAME": 1}},
+        {"allOf": [{"properties": {"NAME": {"const": 1}}}, {"additionalProperties": {"const": 1}}]},
+    ],
+)
+def test_control_characters_in_names(schema: dict[str, Any]):
+    """A name comes in one spelling, and what comes with it is what the schema has for it."""
+    for character in CONTROLS:
+        text = json.dumps({"type": "object"} | schema).replace("NAME", json.dumps(character)[1:-1])
+        lets_object_through = schema_lets_through(json.loads(text))
+        names = {json.dumps(character), json.dumps(character, ensure_ascii=False)}
+        passing = [name for name in names if lets_object_through(f"{{{name}: 1}}")]
+        assert len(passing) == 1, character
+        assert json.loads(passing[0]) == character
+        assert not any(lets_object_through(f"{{{name}: 2}}") for name in names)
+
+
+@pytest.mark.parametrize("keyword", ["const", "enum"])
+def test_control_characters_in_texts(keyword: str):
+    """Those with a short escape come, and all others are refused."""
+    for character in CONTROLS:
+        schema = {keyword: character if keyword == "const" else [character, "a"]}
+        if character in "\b\t\n\f\r\x80\u2028":
+            assert schema_lets_through(schema)(json.dumps(character, ensure_ascii=False))
+        else:
+            with pytest.raises(ValueError, match="control character"):
+                checked_json_schema(schema)
+
+
+def test_the_schema_that_was_given_stays_as_it_is():
+    """What is left of it, and the order of properties, which is that of the output, too."""
+    schema = {"properties": {"b": {"exclusiveMinimum": 1}, "a": {"pattern": "[^a]"}}, "title": "t"}
+    before = json.dumps(schema)
+    checked = checked_json_schema(schema)
+    assert json.dumps(schema) == before
+    assert list(checked) == ["properties", "title"]
+    assert list(checked["properties"]) == ["b", "a"]
+    assert checked["properties"] != schema["properties"]
