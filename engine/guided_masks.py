@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from .request import FinishReason
 from .sampling_params import Guide
 from .schedule import RequestState
 from .token_masks import Mask, without_ids
@@ -58,11 +59,13 @@ class GuidedMask(NamedTuple):
     Attributes:
       state: Whose.
       mask: Ids that may come next. None: its guide has failed.
-      error: Why.
+      reason: Why the request ends then: GUIDE, or ERROR for a bug.
+      error: The same in words.
     """
 
     state: RequestState
     mask: Mask | None
+    reason: FinishReason | None = None
     error: str | None = None
 
 
@@ -115,10 +118,10 @@ class GuidedMasks:
             try:
                 mask = future.result()
             except (GuideError, ValueError) as error:
-                yield GuidedMask(state, None, str(error))
+                yield GuidedMask(state, None, FinishReason.GUIDE, str(error))
             except Exception:  # a bug of ours or of a library ends one request, and not all
                 logger.exception("the guide of %s failed", state.request.request_id)
-                yield GuidedMask(state, None, "the guide failed")
+                yield GuidedMask(state, None, FinishReason.ERROR, "the guide failed")
             else:
                 yield GuidedMask(state, mask)
 

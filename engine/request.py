@@ -18,6 +18,7 @@ class FinishReason(enum.Enum):
     LENGTH = "length"  # max_tokens or the context limit was reached
     CANCELLED = "cancelled"  # the client went away or asked for it
     DEADLINE = "deadline"  # its deadline or its time to wait has passed, or cannot be kept
+    GUIDE = "guide"  # its guide met a limit or left nothing to come; RequestOutput.error says which
     ERROR = "error"  # the engine could not go on with it; RequestOutput.error says why
 
 
@@ -103,7 +104,7 @@ class RequestOutput(NamedTuple):
         prompt tokens [1, prompt length), and all come before the first output id of choice 0.
       finish_reason: Set in the last output of a choice and only there.
       stop_token_id: The id that ended it, when finish_reason is STOP.
-      error: What went wrong, when finish_reason is ERROR.
+      error: What went wrong, when finish_reason is ERROR or GUIDE.
       num_cached_tokens: Prompt tokens whose KV was in the prefix cache, set in the last output.
       num_preemptions: How often it lost its slot, set in the last output.
       timings: Set in the last output, unless the engine broke down and nobody knows them.

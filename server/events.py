@@ -26,6 +26,7 @@ _FINISH_REASONS = {
 
 _FAILURE_CODES = {
     FailureKind.INTERNAL: pb.FAILURE_CODE_INTERNAL,
+    FailureKind.GUIDE: pb.FAILURE_CODE_GUIDE,
     FailureKind.SHUTTING_DOWN: pb.FAILURE_CODE_SHUTTING_DOWN,
 }
 
@@ -67,7 +68,7 @@ def token_event(piece: Piece) -> pb.GenerateEvent:
 
 
 def finished(choice: int, end: ChoiceEnd) -> pb.Finished:
-    """The event that says why a choice ended; not for FinishReason.ERROR."""
+    """The event that says why a choice ended; not for those that fail."""
     return pb.Finished(
         index=choice,
         reason=_FINISH_REASONS[end.reason],

@@ -26,6 +26,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CODE_UNSPECIFIED: _ClassVar[FailureCode]
     FAILURE_CODE_INTERNAL: _ClassVar[FailureCode]
     FAILURE_CODE_SHUTTING_DOWN: _ClassVar[FailureCode]
+    FAILURE_CODE_GUIDE: _ClassVar[FailureCode]
 
 class ServerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -45,6 +46,7 @@ FINISH_REASON_DEADLINE: FinishReason
 FAILURE_CODE_UNSPECIFIED: FailureCode
 FAILURE_CODE_INTERNAL: FailureCode
 FAILURE_CODE_SHUTTING_DOWN: FailureCode
+FAILURE_CODE_GUIDE: FailureCode
 SERVER_STATE_UNSPECIFIED: ServerState
 SERVER_STATE_LOADING: ServerState
 SERVER_STATE_READY: ServerState

@@ -3,12 +3,11 @@
 import logging
 from collections.abc import Iterable
 
-from ..engine.request import FinishReason
 from . import octavo_pb2 as pb
 from .choice_output import Piece
 from .events import completed, failed, finished, prompt_delta, token_event
 from .logprobs import Logprobs
-from .request_stream import Failure, Outcome, RequestStream
+from .request_stream import FAILURE_KINDS, Failure, Outcome, RequestStream
 from .status import CallContext
 from .streams import INTERNAL_FAILURE
 
@@ -78,7 +77,7 @@ class Reply:
                 event.token_delta.usage.CopyFrom(self._usage(self._stream.num_cached_tokens))
             await self._write(event)
         # An error is said once for the request, by Failed.
-        if piece.end is not None and piece.end.reason is not FinishReason.ERROR:
+        if piece.end is not None and piece.end.reason not in FAILURE_KINDS:
             event = pb.GenerateEvent(finished=finished(piece.choice, piece.end))
             await self._write(event)
 

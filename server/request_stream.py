@@ -23,7 +23,15 @@ class FailureKind(enum.Enum):
     """Why an accepted request cannot be finished."""
 
     INTERNAL = "internal"
+    GUIDE = "guide"
     SHUTTING_DOWN = "shutting down"
+
+
+FAILURE_KINDS = {
+    FinishReason.ERROR: FailureKind.INTERNAL,
+    FinishReason.GUIDE: FailureKind.GUIDE,
+}
+"""The ends of a choice that are the failure of its request."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +130,9 @@ class RequestStream:
         was_complete = choice.end is not None
         choice.push(output)
         if choice.end is not None and not was_complete:
-            if choice.end.reason is FinishReason.ERROR:
+            if choice.end.reason in FAILURE_KINDS:
                 why = output.error or "the engine gave no reason"
-                self._give_up(Failure(FailureKind.INTERNAL, why))
+                self._give_up(Failure(FAILURE_KINDS[choice.end.reason], why))
                 self._abort_rest()
                 return
             if output.finish_reason is None:

@@ -130,10 +130,16 @@ class FailingGuides(FakeGuides):
 
 
 @pytest.mark.parametrize(
-    ("number", "error", "length"),
-    [(4, "the guide is lost", 2), (0, "no guide has number 0", 0), (9, "the guide failed", 0)],
+    ("number", "reason", "error", "length"),
+    [
+        (4, FinishReason.GUIDE, "the guide is lost", 2),
+        (0, FinishReason.GUIDE, "no guide has number 0", 0),
+        (9, FinishReason.ERROR, "the guide failed", 0),  # a bug is nothing that the request did
+    ],
 )
-def test_a_guide_that_fails_ends_its_request_alone(number: int, error: str, length: int):
+def test_a_guide_that_fails_ends_its_request_alone(
+    number: int, reason: FinishReason, error: str, length: int
+):
     engine, _ = engine_with(FailingGuides())
     plain = request("plain", max_tokens=20)
     add_request(
@@ -141,7 +147,7 @@ def test_a_guide_that_fails_ends_its_request_alone(number: int, error: str, leng
     )
     add_request(engine, plain)
     answers = finish(engine)
-    assert answers["a"].finish_reason is FinishReason.ERROR
+    assert answers["a"].finish_reason is reason
     assert answers["a"].error == error
     assert len(answers["a"].token_ids) == length
     assert answers["plain"] == run_alone(plain, engine.config, engine.limits)
