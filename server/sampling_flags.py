@@ -60,7 +60,10 @@ def define_sampling_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_bool(
-        "include_stop", False, "End after the stop text, not before it.", flag_values=values
+        "include_stop",
+        False,
+        "End after the stop text, not before it; goes with --stop.",
+        flag_values=values,
     )
     flags.DEFINE_bool(
         "ignore_eos", False, "Go on after the model's end-of-sequence ids.", flag_values=values

@@ -6,6 +6,7 @@ import threading
 import grpc
 import pytest
 
+from octavo.server import choice_output
 from octavo.server import octavo_pb2 as pb
 
 from .fakes import EOS, ByteCodec
@@ -75,6 +76,27 @@ def test_a_slow_reader_loses_nothing(options: tuple[tuple[str, int], ...]) -> No
             assert kinds(events)[-2:] == ["finished", "completed"]
             # Merged: far fewer events than the 667 steps.
             assert len(events) < 60
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("top_logprobs", "most_tokens"), [(None, 10), (1, 5), (4, 2)])
+def test_most_likely_ids_count_for_the_size_of_a_delta(
+    top_logprobs: int | None, most_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 11.3. Fails if what a request asks for beside each token is not in the bound."""
+    monkeypatch.setattr(choice_output, "MAX_ENTRIES_PER_PIECE", 10)
+
+    async def scenario() -> None:
+        async with running(tokens_per_step=100) as at:
+            asked = request(max_tokens=30)
+            asked.response.MergeFrom(pb.ResponseOptions(logprobs=True, top_logprobs=top_logprobs))
+            call = at.inference.Generate(asked)
+            await eventually(lambda: bool(at.engine.submitted))
+            await at.run_to_end()
+            deltas = [event.token_delta for event in await rest(call)]
+            assert max(len(delta.token_ids) for delta in deltas) == most_tokens
+            assert sum(len(delta.logprobs) for delta in deltas) == 30
 
     asyncio.run(scenario())
 
