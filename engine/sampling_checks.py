@@ -14,6 +14,8 @@ MAX_BIAS = 100.0
 MAX_TOP_LOGPROBS = 20
 MAX_N = 128
 MAX_GUIDE_CHARACTERS = 1 << 18
+MAX_GUIDE_CHOICES = 1000
+"""Texts of which an output is one."""
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:

@@ -2,11 +2,10 @@
 
 import json
 
+from ..engine.sampling_checks import MAX_GUIDE_CHOICES
 from ..engine.sampling_params import Guide, GuideKind
 from . import octavo_pb2 as pb
 from .status import invalid
-
-MAX_CHOICE_TEXTS = 1000
 
 
 def engine_guide(message: pb.Guide) -> Guide:
@@ -26,10 +25,10 @@ def engine_guide(message: pb.Guide) -> Guide:
             return Guide(kind=GuideKind.REGEX, text=message.regex)
         case "choice":
             num_texts = len(message.choice.texts)
-            if not 1 <= num_texts <= MAX_CHOICE_TEXTS:
+            if not 1 <= num_texts <= MAX_GUIDE_CHOICES:
                 raise invalid(
                     "sampling.guide.choice",
-                    f"choice has {num_texts} texts; it must have 1 to {MAX_CHOICE_TEXTS}",
+                    f"choice has {num_texts} texts; it must have 1 to {MAX_GUIDE_CHOICES}",
                 )
             texts = json.dumps(list(message.choice.texts), ensure_ascii=False)
             return Guide(kind=GuideKind.CHOICE, text=texts)

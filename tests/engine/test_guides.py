@@ -15,8 +15,10 @@ import jsonschema
 import numpy as np
 import pytest
 
+from octavo.engine.guide_failures import MAX_REASON_CHARACTERS
+from octavo.engine.guide_state import LLGuideState
 from octavo.engine.guided_masks import GuideError
-from octavo.engine.guides import MAX_KEPT, MAX_REASON_CHARACTERS, Guides, LLGuideState
+from octavo.engine.guides import MAX_KEPT, Guides
 from octavo.engine.sampling_params import Guide, GuideKind
 from octavo.engine.token_masks import Mask, num_words
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
@@ -188,7 +190,10 @@ def test_outputs_do_not_share_a_state(guides: Guides):
         (Guide(kind=GuideKind.JSON_SCHEMA, text="{"), "cannot be read as JSON"),
         (Guide(kind=GuideKind.JSON_SCHEMA, text="[" * 50_000), "cannot be read as JSON"),
         (Guide(kind=GuideKind.JSON_SCHEMA, text="[]"), "must be a JSON object"),
-        (Guide(kind=GuideKind.JSON_SCHEMA, text='{"items":' * 800 + "{}" + "}" * 800), "nested"),
+        (
+            Guide(kind=GuideKind.JSON_SCHEMA, text='{"items":' * 800 + "{}" + "}" * 800),
+            "in one another",
+        ),
         (schema({"not": {"type": "string"}}), "not"),
         (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (schema({"type": "string", "format": "zodiac"}), "zodiac"),
@@ -198,6 +203,7 @@ def test_outputs_do_not_share_a_state(guides: Guides):
         (schema({"type": "string", "format": "unknown"}), "unknown"),  # llguidance takes it as any
         (schema({"type": "string", "nullable": True}), "nullable"),  # llguidance ignores it
         (schema({"type": "integer", "maximum": 1e999}), "Infinity"),
+        (Guide(kind=GuideKind.JSON_SCHEMA, text='{"maximum": 1e999}'), "beyond 2**53"),
         (schema({"oneOf": [{"type": "string"}, {"maxLength": 2}]}), "oneOf"),
         (schema({"$ref": "#"}), "no token"),  # says nothing of what it is
         (schema({"const": "a\x01"}), "control character"),
