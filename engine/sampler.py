@@ -121,7 +121,11 @@ def _draw(
     is_truncated = is_drawn & rows.is_truncated
     is_whole = is_drawn & ~is_truncated
     chance = uniform(rows.seed, rows.position, rows.choice)
-    drawn, suffices = draw_narrow(blocks, block_high, likelihood, rows, chance)
+    drawn, suffices = lax.cond(
+        is_truncated.any(),
+        lambda: draw_narrow(blocks, block_high, likelihood, rows, chance),
+        lambda: (token, ~is_truncated),
+    )
     token = jnp.where(is_truncated & suffices, drawn, token)
     token = lax.cond(
         is_whole.any(),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.engine import packing
-from octavo.engine.packing import UploadLayout, pack, unpack
+from octavo.engine.packing import UploadLayout, no_masks, pack, unpack
 from octavo.engine.sampling_checks import MAX_TOP_LOGPROBS
 from octavo.engine.schedule import PageEntry, PrefillChunk, RequestState, Schedule
 from octavo.engine.step_shapes import StepKey
@@ -62,6 +62,8 @@ def test_padding_is_out_of_range_and_unique(chunk_tokens: int):
     indices = {
         "slot_rows": part["slot_rows"][:, packing.SLOT],
         "page_entries": part["page_entries"][:, packing.ENTRY_SLOT],
+        "rule_entries": part["rule_entries"][:, packing.RULE_SLOT],
+        "masks": no_masks(of)[:, packing.MASK_SLOT],
         # The step scatters to these two at once.
         "rows": np.concatenate([part["decode_slots"], part["segments"][:, packing.SEGMENT_SLOT]]),
     }

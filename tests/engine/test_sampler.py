@@ -31,7 +31,7 @@ CLEAR_BORDER = 1e-5
 @pytest.mark.parametrize("vocab", [10, pytest.param(64, marks=pytest.mark.full), 100, 1000])
 def test_equals_the_oracle(vocab: int):
     rng = np.random.default_rng(vocab)
-    num_rows, num_batches = 64, 25
+    num_rows, num_batches = 64, 10
     num_clear = num_sure = num_wide = num_drawn = 0
     for _ in range(num_batches):
         logits = np.stack([random_logits(rng, vocab) for _ in range(num_rows)])
@@ -115,14 +115,14 @@ NO_CHANGE = {"logit_bias": ((0, 0.0),)}
 )
 @pytest.mark.parametrize(
     ("temperature", "rules"),
-    [(1e-6, {}), (0.7, {}), (1.0, {}), (100.0, {}), (0.7, NO_CHANGE)],
-    ids=["1e-6", "0.7", "1", "100", "0.7 with rules"],
+    [(1e-6, {}), (0.7, {}), (100.0, {}), (0.7, NO_CHANGE)],
+    ids=["1e-6", "0.7", "100", "0.7 with rules"],
 )
 def test_of_equals_the_lowest_ids_survive_and_exactly_as_many_as_asked(
     truncation: dict[str, Any], num_kept: int, temperature: float, rules: dict[str, Any]
 ):
-    """All logits equal: every one of the survivors comes up in 4,000 draws, and no other."""
-    num_rows = 4000
+    """All logits equal: every one of the survivors comes up in 2,000 draws, and no other."""
+    num_rows = 2000
     sampling = SamplingParams(**truncation, **rules, temperature=temperature)
     rows, its_rules, tables = arrays([Row(sampling=sampling)] * num_rows, 128)
     rows = replace(rows, seed=rows.seed.at[:, 0].set(jnp.arange(num_rows, dtype=jnp.uint32)))

@@ -152,7 +152,7 @@ def sample_in_order() -> Iterator[Callable[..., Samples]]:
         yield jax.jit(sample_anew)
 
 
-@pytest.mark.parametrize("vocab", [257, 1000])
+@pytest.mark.parametrize("vocab", [pytest.param(257, marks=pytest.mark.full), 1000])
 @pytest.mark.parametrize(
     "truncation",
     [
