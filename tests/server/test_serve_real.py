@@ -13,18 +13,20 @@ import grpc
 import jsonschema
 import pytest
 
+from octavo.models.fetch import default_cache_dir
 from octavo.server import octavo_pb2 as pb
 from octavo.server.client import generate, open_channel
 
 from .processes import ROOT, server_process
 
 OCTAVO = [sys.executable, "-m", "octavo.server"]
+# The engine of tests/engine's default_engine_float32: what it compiled is not compiled again.
 SMALL = [
     "--dtype=float32",
     "--max_num_seqs=2",
     "--prefill_chunk_tokens=16",
-    "--max_model_len=224",  # the longest golden prompt has 201
-    "--num_pages=32",
+    "--num_pages=64",
+    f"--compilation_cache_dir={default_cache_dir() / 'compiled-by-tests'}",
 ]
 
 
@@ -207,7 +209,9 @@ def test_generate_follows_a_json_schema(address: str, goldens: list[dict[str, An
     jsonschema.validate(json.loads(answer["text"]), schema)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
+)
 def test_a_signal_while_compiling_ends_it(
     number: signal.Signals, default_model_path: Path, tmp_path: Path
 ) -> None:
