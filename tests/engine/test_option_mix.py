@@ -7,6 +7,7 @@ that needs a program of its own.
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,22 +77,38 @@ OPTION_SETS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_model: Model) -> Engine:
-    """Few pages, so that some are preempted, and their histories entered again.
+# Few pages, so that some are preempted, and their histories entered again. Small chunks: there are
+# few executables. All engines here have these sizes and one shape of model, so they are compiled
+# once.
+CONFIG = EngineConfig(
+    dtype="float32",
+    max_num_seqs=32,
+    prefill_chunk_tokens=8,
+    page_size=4,
+    num_pages=90,
+    max_model_len=330,
+)
+# Whoever reads an id has an embedding of its own: one can be broken, and no output is.
+MODEL = tiny_config(max_position=1024, tie_word_embeddings=False)
+NAN_ID = 200
 
-    Small chunks, as in the other engines here: there are few executables to compile.
-    """
-    return tiny_model.build(
-        EngineConfig(
-            dtype="float32",
-            max_num_seqs=32,
-            prefill_chunk_tokens=8,
-            page_size=4,
-            num_pages=90,
-            max_model_len=200,
-        )
-    )
+
+def build(folder: Path, tensors: dict[str, np.ndarray]) -> Engine:
+    write_huggingface(folder, MODEL, tensors, dtype=np.float32)
+    return Model(open_checkpoint(folder)).build(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory, compilation_cache: None) -> Engine:
+    return build(tmp_path_factory.mktemp("healthy") / "model", random_tensors(MODEL))
+
+
+@pytest.fixture(scope="module")
+def broken_engine(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Engine:
+    """The embedding of one id is NaN: whoever reads it has no logits that mean anything."""
+    tensors = random_tensors(MODEL)
+    tensors["model.embed_tokens.weight"][NAN_ID] = np.nan
+    return build(tmp_path_factory.mktemp("broken") / "model", tensors)
 
 
 def requests() -> list[Request]:
@@ -161,22 +178,12 @@ def test_every_option_does_what_it_says(engine: Engine):
     assert logprobs == sorted(logprobs, reverse=True)
 
 
-def test_a_history_that_takes_steps_to_enter(tiny_model: Model):
+def test_a_history_that_takes_steps_to_enter(engine: Engine):
     """300 biases and a prompt of nearly all ids, cold and with nearly all of the prompt cached.
 
     Fails if a first token is sampled before the history is complete, or if it is entered before
     the slot forgets the one before it.
     """
-    engine = tiny_model.build(
-        EngineConfig(
-            dtype="float32",
-            max_num_seqs=2,
-            prefill_chunk_tokens=16,
-            page_size=4,
-            num_pages=180,
-            max_model_len=330,
-        )
-    )
     prompt = [*range(310), 5, 6, 7, 8, 9]
     penalised = request("a", prompt, max_tokens=3, repetition_penalty=50.0, logprobs=True)
     biased = replace(
@@ -188,38 +195,19 @@ def test_a_history_that_takes_steps_to_enter(tiny_model: Model):
     )
     plain = request("b", prompt, max_tokens=3)
     answers: list[tuple[int, ...]] = []
+    num_cached: list[int] = []
     for one in (penalised, penalised, biased, biased, plain, penalised, biased):
         add_request(engine, one)
         (answer,) = finish(engine).values()
         answers.append(tuple(answer.token_ids))
+        num_cached.append(answer.num_cached_tokens)
+    assert num_cached[0] == 0
+    assert min(num_cached[1:]) >= len(prompt) - 2 * CONFIG.page_size
     assert answers[0] == answers[1] == answers[5]
     assert answers[2] == answers[3] == answers[6]
     assert len(set(answers)) == 3
     assert min(answers[0]) >= 310, "an id of the prompt is as likely as before"
     assert max(answers[2]) < 20
-
-
-NAN_ID = 200
-
-
-@pytest.fixture(scope="module")
-def broken_engine(tmp_path_factory: pytest.TempPathFactory, compilation_cache: None) -> Engine:
-    """The embedding of one id is NaN: whoever reads it has no logits that mean anything."""
-    config = tiny_config(max_position=1024, tie_word_embeddings=False)
-    tensors = random_tensors(config)
-    tensors["model.embed_tokens.weight"][NAN_ID] = np.nan
-    folder = tmp_path_factory.mktemp("broken") / "model"
-    write_huggingface(folder, config, tensors, dtype=np.float32)
-    return Model(open_checkpoint(folder)).build(
-        EngineConfig(
-            dtype="float32",
-            max_num_seqs=8,
-            prefill_chunk_tokens=16,
-            page_size=4,
-            num_pages=100,
-            max_model_len=200,
-        )
-    )
 
 
 def test_nan_ends_the_request_and_touches_nobody(broken_engine: Engine):

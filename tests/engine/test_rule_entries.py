@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import override
+from typing import Any, override
 
 import pytest
 
@@ -28,7 +28,7 @@ class Watched(tuple[int, ...]):
             yield token_id
 
 
-def state_of(prompt: tuple[int, ...], outputs: list[int], **sampling: object) -> RequestState:
+def state_of(prompt: tuple[int, ...], outputs: list[int], **sampling: Any) -> RequestState:
     state = RequestState(request=request("a", prompt, **sampling), max_tokens=9, stop_ids=())
     state.slot, state.output_token_ids = 3, outputs
     return state
