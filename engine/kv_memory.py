@@ -10,8 +10,8 @@ Host memory is the cache's, or, in a deterministic engine, that of preempted req
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from .cache_hits import Hit, explain_miss, find_hit
 from .events import DetailValue, Event, EventKind
 from .page_pool import PagePool
 from .prefix_cache import CachedPage, EvictionReason, MissReason, PrefixCache
@@ -19,31 +19,7 @@ from .schedule import RequestState, Transfer, TransferKind
 from .step_costs import PromptCosts
 from .token_chain import TokenChain
 
-
-@dataclass(frozen=True, kw_only=True)
-class Hit:
-    """What of a request's tokens need not be computed.
-
-    Attributes:
-      on_device: Cached pages that it can read at once.
-      on_host: Those behind them that are worth bringing back from host memory.
-      num_matched: Pages that are cached, be they worth bringing back or not.
-      max_pages: Most that could have been; None: the request does not read the cache.
-      num_unheld: Those on the device that nobody holds yet.
-      decision: Whether to bring pages back from host memory, if there are any.
-    """
-
-    on_device: list[CachedPage]
-    on_host: list[CachedPage]
-    num_matched: int = 0
-    max_pages: int | None = None
-    num_unheld: int = 0
-    decision: dict[str, DetailValue] | None = None
-
-    @property
-    def num_pages(self) -> int:
-        """Pages whose tokens are not computed again."""
-        return len(self.on_device) + len(self.on_host)
+_NEVER = 1 << 62
 
 
 class KVMemory:
@@ -89,7 +65,7 @@ class KVMemory:
         self.imported_pages = 0
         self.num_swapped_pages = 0
         self._page_size = page_size
-        self._grid_tokens = grid_tokens
+        self._grid_pages = None if grid_tokens is None else grid_tokens // page_size
         self._max_host_pages = max_host_pages
         self._max_cached_on_host = max_host_pages if grid_tokens is None else 0
         self._costs = costs
@@ -117,7 +93,7 @@ class KVMemory:
 
     def num_publishable(self, state: RequestState, num_tokens: int) -> int:
         """Full pages of a request's first num_tokens tokens that others may read."""
-        if self._grid_tokens is not None:
+        if self._grid_pages is not None:
             num_tokens = min(num_tokens, len(state.request.prompt_token_ids))
         return num_tokens // self._page_size
 
@@ -133,47 +109,14 @@ class KVMemory:
             return Hit(on_device=[], on_host=[])
         num_kept = 2 if request.sampling.has_penalties else 1
         max_pages = max(num_tokens - num_kept, 0) // self._page_size
-        nodes = self.cache.match(chain, max_pages)
-        on_device = [node for node in nodes if node.page is not None]
-        on_host = nodes[len(on_device) :]
-        if self._grid_tokens is not None:
-            grid_pages = self._grid_tokens // self._page_size
-            del on_device[len(on_device) // grid_pages * grid_pages :]
-        decision: dict[str, DetailValue] | None = None
-        if on_host:
-            start, end = len(on_device) * self._page_size, len(nodes) * self._page_size
-            import_s = self._costs.import_pages_s(len(on_host))
-            recompute_s = self._costs.prefill_s(start, end)
-            imports = import_s < recompute_s
-            decision = {
-                "pages": len(on_host),
-                "import_s": import_s,
-                "recompute_s": recompute_s,
-                "imports": imports,
-            }
-            if not imports:
-                on_host.clear()
-        return Hit(
-            on_device=on_device,
-            on_host=on_host,
-            num_matched=len(nodes),
-            max_pages=max_pages,
-            num_unheld=sum(node.holders == 0 for node in on_device),
-            decision=decision,
+        return find_hit(
+            self.cache, chain, max_pages, grid_pages=self._grid_pages, costs=self._costs
         )
 
     def explain(self, state: RequestState, hit: Hit) -> tuple[MissReason, int]:
-        """Why a hit ends where it does, and the first token that is computed, or that differs.
-
-        As of the lookup: the caller asks before it does anything with the hit.
-        """
-        if hit.max_pages is None or state.chain is None:
-            return MissReason.NOT_READ, 0
-        if hit.num_pages < hit.num_matched:
-            is_cut = self._grid_tokens is not None
-            reason = MissReason.CHUNK_BORDER if is_cut else MissReason.RECOMPUTED
-            return reason, hit.num_pages * self._page_size
-        return self.cache.explain(state.chain, hit.num_matched, hit.max_pages)
+        """Why a hit ends where it does: see explain_miss."""
+        has_grid = self._grid_pages is not None
+        return explain_miss(self.cache, state.chain, hit, has_grid=has_grid)
 
     def num_needed(self, hit: Hit, num_tokens: int) -> int:
         """Of num_available, what a request takes that has a hit and computes num_tokens tokens."""
@@ -210,6 +153,7 @@ class KVMemory:
         state.held = [*hit.on_device, *hit.on_host]
         num_cached = hit.num_pages * self._page_size
         state.num_computed_tokens = state.num_committed_tokens = state.first_computed = num_cached
+        self._set_publish_at(state)
 
     def grow(self, state: RequestState, now_s: float) -> None:
         """Gives a request one more page; raises ValueError if there is none."""
@@ -219,18 +163,23 @@ class KVMemory:
         """Enters a request's full pages that committed steps have written into the cache."""
         chain = self._extend(state, state.num_committed_tokens)
         num_full = self.num_publishable(state, state.num_committed_tokens)
-        if chain is None:
-            return
-        while len(state.held) < num_full:
+        while chain is not None and len(state.held) < num_full:
             index = len(state.held)
             parent = state.held[-1] if state.held else None
             node = self.cache.publish(chain, index, parent, state.page_ids[index])
             if node is None:
-                state.chain = None  # its further pages would hang on another's tokens
-                break
-            state.held.append(node)
+                state.chain = chain = None  # its further pages would hang on another's tokens
+            else:
+                state.held.append(node)
+        self._set_publish_at(state)
         self._free_spares()
         self._drop_copies()
+
+    def _set_publish_at(self, state: RequestState) -> None:
+        size = self._page_size
+        next_at = (state.num_committed_tokens // size + 1) * size
+        is_shared = self.num_publishable(state, next_at) * size == next_at
+        state.publish_at = next_at if state.chain is not None and is_shared else _NEVER
 
     def release(self, state: RequestState, now_s: float) -> None:
         """Takes all pages of a request; what it published stays in the cache."""
@@ -296,6 +245,7 @@ class KVMemory:
         self.imported_pages += len(state.copies)
         self._forget_copies(state)
         state.first_computed = state.num_computed_tokens
+        self._set_publish_at(state)
 
     def drop_copies(self, state: RequestState) -> None:
         """Forgets the KV of a request that ends while it is swapped out."""

@@ -9,18 +9,17 @@ from collections import Counter
 from operator import attrgetter
 
 from ..configs.engine_config import EngineConfig
+from .cache_hits import Hit
 from .deadlines import Deadlines
 from .events import DetailValue, Event, EventKind
-from .kv_memory import Hit, KVMemory
+from .kv_memory import KVMemory
 from .policy import make_queue
 from .predictions import Predictions
 from .rule_entries import rule_entries
 from .schedule import RequestState
 from .step_costs import StepCosts
-from .swap_reserve import SwapReserve
+from .swapping import Swapping
 from .token_chain import TokenChain, root_key
-
-_NEVER = 1 << 62
 
 MAX_UNTRIED = 16
 """After so many requests in a row that could not make it an idle engine begins one all the same, or
@@ -78,12 +77,7 @@ class Places:
             keeps_events=keeps_events,
             grid_tokens=config.prefill_chunk_tokens if config.deterministic else None,
         )
-        self._reserve = (
-            SwapReserve(self.memory.pool.num_usable, max_host_pages)
-            if config.deterministic
-            else None
-        )
-        self._swapped: list[RequestState] = []  # wait, with their KV in host memory; by rank
+        self._swapping = Swapping(self.memory, max_host_pages) if config.deterministic else None
         self.preemptions_total = 0
         self.prompt_tokens_total = 0
         self.cached_tokens_total = 0
@@ -166,11 +160,8 @@ class Places:
         if is_broken:
             self.memory.forget(state, now_s)
         self.waiting.depart(state)
-        if self._reserve is not None:
-            self._reserve.leave(state)
-            if state in self._swapped:
-                self._swapped.remove(state)
-                self.memory.drop_copies(state)
+        if self._swapping is not None:
+            self._swapping.leave(state)
 
     def expired(self, now_s: float) -> list[RequestState]:
         """Live requests whose time is over, or that cannot end in time; the caller removes them.
@@ -215,14 +206,12 @@ class Places:
         """Gives a request a slot and the pages of its prompt, or those that it had."""
         miss = self.memory.explain(state, hit) if self._keeps_events else None
         num_imported = len(hit.on_host) + len(state.copies)
-        if state in self._swapped:
-            self._swapped.remove(state)
-            self.memory.swap_in(state, state.prefill_end, now_s)
+        if self._swapping is not None and state in self._swapping.swapped:
+            self._swapping.swap_in(state, now_s)
         else:
             self.memory.take(state, hit, state.prefill_end, now_s)
-            if self._reserve is not None:
-                self._reserve.enter(state, self.memory.pages(state.max_kv_tokens))
-        self._set_publish_at(state)
+            if self._swapping is not None:
+                self._swapping.admit(state)
         state.slot = self._free_slots.pop()
         state.generation += 1
         state.rule_entries = rule_entries(state)
@@ -269,14 +258,13 @@ class Places:
             by=by.request.request_id,
             computed_tokens=state.num_computed_tokens,
         )
-        if self._reserve is None:
+        if self._swapping is None:
             self._stop(state, now_s)
             state.num_charged_tokens = max(state.num_charged_tokens, state.num_computed_tokens)
             state.num_computed_tokens = state.num_committed_tokens = 0
         else:
             self._leave_slot(state)
-            self.memory.swap_out(state, now_s)
-            insort(self._swapped, state, key=attrgetter("rank"))
+            self._swapping.swap_out(state, now_s)
         state.num_preemptions += 1
         self.preemptions_total += 1
         self.preempted.append(state)
@@ -314,25 +302,13 @@ class Places:
                 if state.chain is None or num_full == len(state.held):
                     self.memory.release(state, now_s)
                 self.ending.append(state)
-                if self._reserve is not None:
-                    self._reserve.leave(state)
+                if self._swapping is not None:
+                    self._swapping.leave(state)
         self._all_dispatched.clear()
 
-    def _admissible(self, first: RequestState) -> RequestState | None:
-        """Who is next, given who is first in the queue of a deterministic engine.
-
-        While the reserve does not admit `first`, the lowest rank of those that were admitted and
-        swapped out, lest they wait for it and it for them.
-        """
-        reserve = self._reserve
-        if reserve is None or first in reserve:
-            return first
-        if reserve.admits(self.memory.pages(first.max_kv_tokens)):
-            return first
-        for state in self._swapped:
-            if self._tenant_running[state.request.tenant] < self._max_tenant_running:
-                return state
-        return None
+    def _has_slot_for(self, state: RequestState) -> bool:
+        """Its tenant may have one more."""
+        return self._tenant_running[state.request.tenant] < self._max_tenant_running
 
     def _reclaim(self, now_s: float) -> bool:
         """Takes the pages of requests that need no further step; False: there are none."""
@@ -340,16 +316,6 @@ class Places:
         for state in keepers:
             self.memory.release(state, now_s)
         return bool(keepers)
-
-    def _publish(self, state: RequestState) -> None:
-        self.memory.publish(state)
-        self._set_publish_at(state)
-
-    def _set_publish_at(self, state: RequestState) -> None:
-        size = self._config.page_size
-        next_at = (state.num_committed_tokens // size + 1) * size
-        is_shared = self.memory.num_publishable(state, next_at) * size == next_at
-        state.publish_at = next_at if state.chain is not None and is_shared else _NEVER
 
     def _record(
         self, kind: EventKind, state: RequestState, now_s: float, **detail: DetailValue
@@ -376,8 +342,10 @@ class Places:
         assert max(running.values(), default=0) <= self._max_tenant_running
         assert self._num_prefilling == sum(state.is_prefilling for state in self.running)
 
-        self.memory.check([*self.running, *self.ending], self._swapped)
-        self._check_swapped(waiting)
+        swapped = [] if self._swapping is None else self._swapping.swapped
+        self.memory.check([*self.running, *self.ending], swapped)
+        if self._swapping is not None:
+            self._swapping.check(self.running, [*waiting, *self._leaving])
         for state in self.running:
             computed = max(state.num_computed_tokens, state.prefill_end)
             assert len(state.page_ids) == self.memory.pages(computed)
@@ -394,25 +362,4 @@ class Places:
         for state in self._live.values():
             assert 0 <= state.in_flight <= 2, "more steps are in flight than are dispatched ahead"
             assert len(state.output_token_ids) <= state.num_sampled <= state.max_tokens
-
-    def _check_swapped(self, waiting: list[RequestState]) -> None:
-        """Of a deterministic engine: whoever lost its slot has all its KV on the host."""
-        ranks = [state.rank for state in self._swapped]
-        assert ranks == sorted(ranks)
-        for state in self._swapped:
-            assert state in waiting or state in self._leaving, "swapped out, and does not wait"
-            assert len(state.copies) == self.memory.pages(state.num_computed_tokens)
-            assert state.num_committed_tokens <= state.num_computed_tokens
-        swapped = set(map(id, self._swapped))
-        for state in self._live.values():
-            assert id(state) in swapped or not state.copies, "a copy of one that has its pages"
-        if self._reserve is None:
-            assert not self._swapped
-            return
-        self._reserve.check()
-        for state in waiting:
-            was_admitted = state.admitted_s is not None
-            assert was_admitted == (id(state) in swapped), "what it had computed is lost"
-        admitted = [*self.running, *self._swapped]
-        assert all(state in self._reserve for state in admitted)
-        assert len(self._reserve) == len(admitted), "a place in the reserve is lost"
+            assert state in swapped or not state.copies, "a copy of one that has its pages"

@@ -56,8 +56,8 @@ def few_entries(*, hits: int, rules: int = 256):
 
     Start and stop it.
     """
-    step = partial(scheduler._Step, hit_entries=hits, num_rule_entries=rules)
-    return patch.object(scheduler, "_Step", step)
+    step = partial(scheduler.StepDraft, hit_entries=hits, num_rule_entries=rules)
+    return patch.object(scheduler, "StepDraft", step)
 
 
 def main() -> None:

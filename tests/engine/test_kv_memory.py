@@ -2,8 +2,9 @@
 
 import pytest
 
+from octavo.engine.cache_hits import Hit
 from octavo.engine.events import EventKind
-from octavo.engine.kv_memory import Hit, KVMemory
+from octavo.engine.kv_memory import KVMemory
 from octavo.engine.prefix_cache import MissReason
 from octavo.engine.schedule import RequestState, Transfer, TransferKind
 from octavo.engine.token_chain import TokenChain, root_key

@@ -14,6 +14,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.request import Request
 from octavo.engine.schedule import RequestState, Schedule
 from octavo.engine.swap_reserve import SwapReserve
+from octavo.engine.swapping import Swapping
 
 from .fakes import (
     Answer,
@@ -52,6 +53,12 @@ class Watch:
         vars(scheduler)["schedule"] = schedule
 
 
+def swapping_of(engine: Engine) -> Swapping:
+    swapping = engine._scheduler._swapping
+    assert swapping is not None
+    return swapping
+
+
 OPTIONS: list[dict[str, object]] = [
     {},
     {},
@@ -62,8 +69,17 @@ OPTIONS: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair", "deadline"])
-@pytest.mark.parametrize("seed", range(4))
+POLICIES: tuple[PolicyName, ...] = ("priority", "fair", "fcfs", "deadline")
+
+
+@pytest.mark.parametrize(
+    ("policy", "seed"),
+    [
+        pytest.param(policy, seed, marks=[] if seed == at else pytest.mark.full)
+        for at, policy in enumerate(POLICIES)
+        for seed in range(4)
+    ],
+)
 def test_nothing_is_computed_twice_and_every_answer_is_that_of_a_run_alone(
     policy: PolicyName, seed: int
 ) -> None:
@@ -118,8 +134,7 @@ def test_nothing_is_computed_twice_and_every_answer_is_that_of_a_run_alone(
     assert load.cached_tokens_total > 0
     assert watch.num_resumes > 0
     assert executor.num_host_pages == load.num_host_pages == 0, "a copy leaked"
-    assert engine._scheduler._reserve is not None
-    assert len(engine._scheduler._reserve) == 0
+    assert len(swapping_of(engine).reserve) == 0
     assert len(set(executor.keys)) == 1, "more than one executable ran"
 
 
@@ -138,7 +153,7 @@ def test_admission_stops_when_the_reserve_is_full_and_everybody_ends() -> None:
         most_running[num_host_pages] = 0
         while engine.has_work:
             step(engine, answers)
-            running = len(engine._scheduler.running) + len(engine._scheduler._swapped)
+            running = len(engine._scheduler.running) + len(swapping_of(engine).swapped)
             most_running[num_host_pages] = max(most_running[num_host_pages], running)
         assert {len(answer.token_ids) for answer in answers.values()} == {13}
     assert most_running == {0: 2, 4: 2, 7: 2, 8: 3}
@@ -158,7 +173,7 @@ def test_a_newcomer_that_the_reserve_does_not_admit_is_passed_by_who_was_swapped
     add_request(engine, request("high", (1, 2, 3), max_tokens=14, priority=5))
     for _ in range(3):
         step(engine, answers)
-    assert ids(engine._scheduler._swapped) == ["low"]
+    assert ids(swapping_of(engine).swapped) == ["low"]
     add_request(engine, request("huge", (1, 2, 3), max_tokens=30, priority=9))
     finish(engine, answers)
     assert {name: len(answers[name].token_ids) for name in answers} == {
