@@ -37,7 +37,8 @@ LEAST_DISTANCE = 0.01
 SHAPES = ["flat", "peaked", "zipf", "ties", "clusters", "wide"]
 PAIRS = list(combinations(RULES, 2))
 NESTED = [("top_k", "min_p"), ("top_p", "min_p")]
-# In the default run: each rule in one pair at least.
+# In the default run: each rule in one pair at least, and alone at these shapes.
+DEFAULT_SHAPES = ["flat", "zipf", "ties"]
 DEFAULT_PAIRS = [
     ("top_k", "top_p"),
     ("presence_penalty", "allowed_token_ids"),
@@ -223,7 +224,13 @@ def test_every_pair_of_rules(rules: tuple[str, ...], vocab: int):
         check_draws(rules, name, vocab=vocab, num_draws=100_000, num_rows=NUM_ROWS)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in DEFAULT_SHAPES else pytest.param(name, marks=pytest.mark.full)
+        for name in SHAPES
+    ],
+)
 @pytest.mark.parametrize("rule", ["", *RULES])
 def test_every_rule_alone_at_every_shape(rule: str, name: str):
     """10,000 draws at a small vocabulary, whether the rule changes anything there or not."""
