@@ -80,7 +80,7 @@ def test_bounds_on_one_side(number_type: str, keyword: str):
 
 
 @pytest.mark.usefixtures("types_unchecked")
-@pytest.mark.parametrize("multiple", [1, 2, 0.5, 0.05, 1.5])
+@pytest.mark.parametrize("multiple", [0.5, 0.05, 1.5])
 def test_multiples_beside_bounds(multiple: float):
     num_open = 0
     for low, high in itertools.combinations([-1, -0.5, 0, 0.05, 0.5, 1], 2):
