@@ -8,17 +8,17 @@ from collections import Counter
 from collections.abc import Iterator
 
 from . import packing
-from .schedule import RequestState, RuleEntry
+from .schedule import RequestState, RuleEntries, RuleEntry
 
 
-def rule_entries(state: RequestState) -> Iterator[RuleEntry] | None:
+def rule_entries(state: RequestState) -> RuleEntries | None:
     """One entry for each bias, and for each id that it has read or said if that counts.
 
     None: it has no such rules. Entries are made when they are taken, because a step takes few, and
     a long prompt has many. Nothing is said meanwhile: no token is sampled before all were taken.
     """
     sampling = state.request.sampling
-    return _entries(state) if sampling.logit_bias or sampling.has_penalties else None
+    return RuleEntries(_entries(state)) if sampling.logit_bias or sampling.has_penalties else None
 
 
 def _entries(state: RequestState) -> Iterator[RuleEntry]:

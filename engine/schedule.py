@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, override
 
 from .events import Event
 from .prefix_cache import CachedPage
@@ -83,7 +83,7 @@ class RequestState:
     is_guided: bool = field(init=False)
     is_plain: bool = field(init=False)
     waits_for_mask: bool = field(init=False)
-    rule_entries: "Iterator[RuleEntry] | None" = None
+    rule_entries: "RuleEntries | None" = None
     chain: TokenChain | None = None
     ordinal: int = 0
     rank: Rank = ()
@@ -200,6 +200,33 @@ class RuleEntry(NamedTuple):
     column: int
     token_id: int
     value: int
+
+
+class RuleEntries(Iterator[RuleEntry]):
+    """Entries that are made when they are taken, but for one: so it is known whether any is left.
+
+    What samples goes in the step that takes the last one, and no later: entries that come before
+    the slot row does are forgotten with whoever had the slot.
+    """
+
+    def __init__(self, entries: Iterator[RuleEntry]) -> None:
+        """Makes the first."""
+        self._entries = entries
+        self._ahead = next(entries, None)
+
+    @override
+    def __next__(self) -> RuleEntry:
+        """The next one; raises StopIteration if none is left."""
+        entry = self._ahead
+        if entry is None:
+            raise StopIteration
+        self._ahead = next(self._entries, None)
+        return entry
+
+    @property
+    def is_empty(self) -> bool:
+        """None is left."""
+        return self._ahead is None
 
 
 class TransferKind(enum.Enum):

@@ -53,14 +53,15 @@ class StepDraft:
 
         False: some is left for the next step.
         """
-        if state.rule_entries is None:
+        entries = state.rule_entries
+        if entries is None:
             return True
-        entered = list(islice(state.rule_entries, self.num_rule_entries))
-        if len(entered) < self.num_rule_entries:  # there are no more
-            state.rule_entries = None
+        entered = list(islice(entries, self.num_rule_entries))
         self.num_rule_entries -= len(entered)
         self.rule_entries += entered
-        return state.rule_entries is None
+        if entries.is_empty:
+            state.rule_entries = None
+        return entries.is_empty
 
     def enter_cached_pages(self, state: RequestState, page_size: int) -> bool:
         """Enters the pages that were computed before its first chunk; a long prefix takes steps.
