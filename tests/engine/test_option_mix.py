@@ -7,9 +7,9 @@ that needs a program of its own.
 import math
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -78,8 +78,7 @@ OPTION_SETS: list[dict[str, Any]] = [
 
 
 # Few pages, so that some are preempted, and their histories entered again. Small chunks: there are
-# few executables. All engines here have these sizes and one shape of model, so they are compiled
-# once.
+# few executables, and compiling them is most of what these tests take.
 CONFIG = EngineConfig(
     dtype="float32",
     max_num_seqs=32,
@@ -88,27 +87,29 @@ CONFIG = EngineConfig(
     num_pages=90,
     max_model_len=330,
 )
-# Whoever reads an id has an embedding of its own: one can be broken, and no output is.
+# Reading an id and saying it are two matrices: one row of the first can be broken alone.
 MODEL = tiny_config(max_position=1024, tie_word_embeddings=False)
 NAN_ID = 200
 
 
-def build(folder: Path, tensors: dict[str, np.ndarray]) -> Engine:
-    write_huggingface(folder, MODEL, tensors, dtype=np.float32)
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory, compilation_cache: None) -> Engine:
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    write_huggingface(folder, MODEL, random_tensors(MODEL), dtype=np.float32)
     return Model(open_checkpoint(folder)).build(CONFIG)
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory, compilation_cache: None) -> Engine:
-    return build(tmp_path_factory.mktemp("healthy") / "model", random_tensors(MODEL))
-
-
-@pytest.fixture(scope="module")
-def broken_engine(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Engine:
+@pytest.fixture
+def broken_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """The embedding of one id is NaN: whoever reads it has no logits that mean anything."""
-    tensors = random_tensors(MODEL)
-    tensors["model.embed_tokens.weight"][NAN_ID] = np.nan
-    return build(tmp_path_factory.mktemp("broken") / "model", tensors)
+    executor: Any = engine._executor
+    embedding = random_tensors(MODEL)["model.embed_tokens.weight"]
+    parameters = list(executor._parameters)
+    (at,) = (at for at, each in enumerate(parameters) if np.array_equal(each, embedding))
+    embedding[NAN_ID] = np.nan
+    parameters[at] = jax.device_put(embedding, parameters[at].sharding)
+    monkeypatch.setattr(executor, "_parameters", parameters)
+    return engine
 
 
 def requests() -> list[Request]:
