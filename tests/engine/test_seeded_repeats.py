@@ -33,7 +33,9 @@ def seeded(name: str, *, seed: int = 42, salt: str | None = None) -> Request:
 
 def other(number: int, *, num_prompt: int = 9, max_tokens: int = 30, **options: Any) -> Request:
     prompt = [(at * 11 + number) % 300 for at in range(num_prompt)]
-    return request(f"other {number}", prompt, max_tokens=max_tokens, temperature=1.0, **options)
+    # Drawn in the same way as the one that is repeated, so that its place among them varies.
+    drawn = {"temperature": 1.0, "top_p": 0.95} | options
+    return request(f"other {number}", prompt, max_tokens=max_tokens, **drawn)
 
 
 def run(engine: Engine, before: Sequence[Request], one: Request) -> tuple[list[int], RequestOutput]:
