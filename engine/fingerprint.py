@@ -137,7 +137,7 @@ def program_digest(text: str) -> bytes:
 def device_description(device: jax.Device) -> str:
     """Kind and driver of a device; of a CPU what its libraries choose their code by."""
     words = [device.platform, device.device_kind, device.client.platform_version]
-    words.append(os.environ.get("XLA_FLAGS", ""))
+    words += [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
     if device.platform == "cpu":
         # The number of threads decides how library matmuls split their work.
         num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0

@@ -85,20 +85,20 @@ def test_it_changes_with_the_version_of_each_library(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, version = digest(), module.importlib.metadata.version
-    monkeypatch.setattr(
-        module.importlib.metadata,
-        "version",
-        lambda package: "9.9.9" if package == name else version(package),
-    )
+
+    def another(package: str) -> str:
+        return "9.9.9" if package == name else version(package)
+
+    monkeypatch.setattr(module.importlib.metadata, "version", another)
     assert digest() != before
 
 
-@pytest.mark.parametrize("name", ["XLA_FLAGS", "processor", "source"])
+@pytest.mark.parametrize("name", ["XLA_FLAGS", "LIBTPU_INIT_ARGS", "processor", "source"])
 def test_it_changes_with_build_and_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest()
     match name:
-        case "XLA_FLAGS":
-            monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+        case "XLA_FLAGS" | "LIBTPU_INIT_ARGS":
+            monkeypatch.setenv(name, "--xla_cpu_enable_fast_math=true")
         case "processor":
             monkeypatch.setattr(module, "_processor", lambda: "another one")
         case _:

@@ -89,7 +89,7 @@ def _poison(pages: jax.Array, free: jax.Array) -> jax.Array:
     return pages.at[free].set(jnp.nan, mode="drop")
 
 
-@pytest.fixture(scope="module", params=[16, 128])
+@pytest.fixture(scope="module", params=[16, pytest.param(128, marks=pytest.mark.full)])
 def rig(request: pytest.FixtureRequest, tiny_model: Model) -> Rig:
     return Rig(tiny_model, request.param)
 
