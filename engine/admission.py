@@ -18,7 +18,7 @@ from .request import Request
 from .sampling_checks import check_sampling
 from .sampling_params import SamplingParams
 from .schedule import RequestState
-from .token_masks import ids_mask, without_ids
+from .token_masks import has_id, ids_mask, without_ids
 
 MAX_REQUEST_ID_CHARACTERS = 256
 MAX_LABEL_CHARACTERS = 256
@@ -125,6 +125,14 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
         raise InvalidRequest(
             "min_tokens", sampling.min_tokens, "0: only stop ids are among the ids that may come"
         )
+    if sampling.guide is not None and mask is not None:
+        if not any(has_id(mask, token_id) for token_id in limits.eos_token_ids):
+            raise InvalidRequest(
+                "guide",
+                sampling.guide.kind.value,
+                "absent, or an end-of-sequence id among the ids that may come: a guided output "
+                "ends by one",
+            )
     make_state = partial(
         RequestState,
         max_tokens=max_tokens,

@@ -12,7 +12,7 @@ from octavo.configs.scheduling_config import SchedulingConfig
 from octavo.engine.admission import EngineLimits, admit, pick_seed
 from octavo.engine.refusals import InvalidRequest
 from octavo.engine.request import Request
-from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.sampling_params import Guide, GuideKind, SamplingParams
 
 from .fakes import request
 
@@ -106,6 +106,26 @@ def test_names_the_element_at_fault():
 def test_names_both_numbers_when_prompt_and_output_exceed_the_context():
     with pytest.raises(InvalidRequest, match=r"max_tokens is 18.*\[1, 17\].* 3 tokens .* 20"):
         admit(request("a", (1, 2, 3), max_tokens=18), CONFIG, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_refused"),
+    [
+        ({}, False),
+        ({"banned_token_ids": (7,)}, False),
+        ({"banned_token_ids": (7, 8)}, True),
+        ({"allowed_token_ids": (50, 8)}, False),
+        ({"allowed_token_ids": (50, 51)}, True),
+    ],
+)
+def test_a_guide_needs_an_end_that_may_come(ids: dict[str, tuple[int, ...]], is_refused: bool):
+    """Else it streams all its text and then fails: no id is left that both let through."""
+    wanted = request("a", guide=Guide(kind=GuideKind.REGEX, text="a*"), **ids)
+    if not is_refused:
+        admit(wanted, CONFIG, LIMITS)
+        return
+    with pytest.raises(InvalidRequest, match=r"guide is 'regex'.* end-of-sequence id"):
+        admit(wanted, CONFIG, LIMITS)
 
 
 def test_no_max_tokens_means_up_to_the_context_limit():

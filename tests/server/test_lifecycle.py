@@ -76,7 +76,7 @@ def test_neither_pause_nor_resume_nor_abort_before_the_model_is_there() -> None:
 
 @pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
 def test_abort_all_ends_every_live_request_once(is_paused: bool) -> None:
-    """Case 6.5, but for several choices of one request, which do not exist yet."""
+    """Case 6.5; several choices of one request are in tests/engine/test_choices_end.py."""
 
     async def scenario() -> None:
         async with running(max_num_seqs=2) as at:
