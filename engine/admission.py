@@ -126,13 +126,13 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
             "min_tokens", sampling.min_tokens, "0: only stop ids are among the ids that may come"
         )
     if sampling.guide is not None and mask is not None:
-        if not any(has_id(mask, token_id) for token_id in limits.eos_token_ids):
-            raise InvalidRequest(
-                "guide",
-                sampling.guide.kind.value,
-                "absent, or an end-of-sequence id among the ids that may come: a guided output "
-                "ends by one",
-            )
+        require(
+            "guide",
+            sampling.guide.kind.value,
+            any(has_id(mask, token_id) for token_id in limits.eos_token_ids),
+            "absent where no end-of-sequence id is among the ids that may come: a guided output "
+            "ends by one",
+        )
     make_state = partial(
         RequestState,
         max_tokens=max_tokens,
