@@ -12,6 +12,7 @@ import pytest
 from octavo.configs.scheduling_config import PolicyName
 from octavo.engine.engine import Engine
 from octavo.engine.request import Request
+from octavo.engine.sampling_params import Guide, GuideKind
 from octavo.engine.schedule import RequestState, Schedule
 from octavo.engine.swap_reserve import SwapReserve
 from octavo.engine.swapping import Swapping
@@ -184,6 +185,24 @@ def test_a_newcomer_that_the_reserve_does_not_admit_is_passed_by_who_was_swapped
     }
 
 
+@pytest.mark.parametrize(("num_host_pages", "gives_way"), [(0, False), (2, False), (3, True)])
+def test_nobody_gives_way_without_room_in_host_memory(num_host_pages: int, gives_way: bool) -> None:
+    """`low` has three pages when `high` comes, which waits if they cannot be kept."""
+    config = small_config(
+        policy="priority", deterministic=True, page_size=4, prefill_chunk_tokens=4, max_num_seqs=1
+    )
+    driver = Driver(config, 20, max_host_pages=num_host_pages)
+    low, high = state("low", 8, 9), state("high", 3, 2)
+    high.request = request("high", [1] * 3, priority=9)
+    driver.add(low)
+    for _ in range(4):
+        driver.step()
+    assert len(low.page_ids) == 3
+    driver.add(high)
+    driver.step()
+    assert ids(driver.scheduler.preempted) == (["low"] if gives_way else [])
+
+
 def test_a_request_goes_on_in_the_middle_of_its_prompt() -> None:
     """And as a decode row afterwards: never as a chunk of what it had sampled."""
     config = small_config(
@@ -215,6 +234,23 @@ def test_a_request_goes_on_in_the_middle_of_its_prompt() -> None:
         schedule = driver.step()
     assert ids(schedule.inserts) == ids(schedule.decodes) == ["low"]
     assert not schedule.chunks
+
+
+def test_a_chunk_that_samples_waits_whole_for_its_mask() -> None:
+    """Breaks if what needs no mask goes ahead: the rest would be computed at another place."""
+    config = small_config(deterministic=True, page_size=4, prefill_chunk_tokens=4)
+    scheduler = Driver(config, 20).scheduler
+    guide = Guide(kind=GuideKind.REGEX, text="1")
+    one = RequestState(request=request("a", [1] * 7, guide=guide), max_tokens=3, stop_ids=())
+    scheduler.add(one)
+    first = scheduler.schedule(0.0)
+    assert first is not None
+    assert chunks(first) == [("a", 0, 4)]
+    assert scheduler.schedule(1.0) is None
+    scheduler.take_mask(one)
+    second = scheduler.schedule(2.0)
+    assert second is not None
+    assert chunks(second) == [("a", 4, 3)]
 
 
 def test_outputs_are_not_published() -> None:
