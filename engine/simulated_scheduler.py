@@ -68,7 +68,7 @@ class SimulatedScheduler(Scheduler):
                 state.num_entered_pages += 1
             elif state.chain is not None:
                 state.num_committed_tokens = committed[row] + at + 1
-                self._publish(state)
+                self.memory.publish(state)
         for row, state in enumerate(self.running):
             state.num_committed_tokens = committed[row] + count
             state.num_computed_tokens += count
