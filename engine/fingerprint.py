@@ -28,8 +28,9 @@ from ..models.base_tokenizer import Tokenizer
 from .admission import EngineLimits
 from .typed_hash import typed_hash
 
-FOLDERS = ("configs", "engine", "models", "pallas_kernels")
-"""Of the package: from token ids to token ids."""
+FOLDERS = ("configs", "engine", "models", "pallas_kernels", "server")
+"""Of the package: from a request on the wire to its output. The server holds the defaults of what a
+request leaves out, and finds the token at which a stop string ends an output."""
 
 CONFIG_FIELDS = ("dtype", "max_num_seqs", "prefill_chunk_tokens", "page_size", "max_stop_ids")
 
@@ -116,7 +117,11 @@ def tokenizer_digest(tokenizer: Tokenizer) -> bytes:
         digest.update(len(token).to_bytes(8, "little") + token)
     for group in batched(tokens, _TOKENS_PER_TEXT):
         text = b"".join(group).decode(errors="ignore")
-        digest.update(f"{tokenizer.encode(text, add_special_tokens=True)}\n".encode())
+        try:
+            ids = f"{tokenizer.encode(text, add_special_tokens=True)}"
+        except ValueError:  # they spell control tokens too, which ordinary text may be unable to
+            ids = "none"
+        digest.update(f"{ids}\n".encode())
     return digest.digest()
 
 

@@ -44,7 +44,10 @@ class GuideVocabulary:
             return token_ids[:-_NUM_UNSURE_TOKENS] or token_ids[:1]
         drops_space = self._tokenizer.drops_leading_space and data.startswith(b" ")
         words = data[1:].decode() if drops_space else data.decode()
-        token_ids = self._tokenizer.encode(words, add_special_tokens=False)
+        try:
+            token_ids = self._tokenizer.encode(words, add_special_tokens=False)
+        except ValueError:  # it cannot be spelled to its end; in llguidance that would be a panic
+            return self._longest_first(data)
         if b"".join(self.tokens[token_id] for token_id in token_ids) == data:
             return token_ids
         return self._longest_first(data)

@@ -110,7 +110,7 @@ class Tokenizer(abc.ABC):
             author marked up; not for text from somebody else.
 
         Raises:
-          ValueError: The text holds a lone surrogate.
+          ValueError: The text holds a lone surrogate, or what the vocabulary cannot spell.
         """
         check_text(text, "text")
         if parse_special:
@@ -156,6 +156,9 @@ class Tokenizer(abc.ABC):
         Args:
           text: What lies between two control tokens.
           is_first: Nothing lies before it.
+
+        Raises:
+          ValueError: The vocabulary cannot spell it.
         """
 
     @abc.abstractmethod

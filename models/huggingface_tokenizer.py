@@ -58,7 +58,10 @@ class LibraryTokenizer(Tokenizer):
         library = self._first if is_first else self._rest
         # `encode` holds the GIL to the end, half a second for a MiB, and with it every stream of a
         # server. A batch of one lets it go.
-        (encoding,) = library.encode_batch([text], add_special_tokens=False)
+        try:
+            (encoding,) = library.encode_batch([text], add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"this model's vocabulary cannot encode the text: {error}") from error
         forged = [
             offsets
             for token_id, offsets in zip(encoding.ids, encoding.offsets, strict=True)

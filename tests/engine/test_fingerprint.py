@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tests.models.tiny_checkpoints import (
     tiny_config,
     write_huggingface,
     write_huggingface_tokenizer,
+    write_unigram_tokenizer,
 )
 
 from .conftest import Model, ignore_progress
@@ -41,6 +43,7 @@ from .test_deterministic import CONFIG as BUILT
 
 CONFIG = EngineConfig(deterministic=True, prefill_chunk_tokens=32)
 LIMITS = limits_for(CONFIG, 64)
+FOLDERS = ("configs", "engine", "models", "pallas_kernels", "server")
 MERGE = '[\n        "Ġ",\n        "t"\n      ]'
 PARAMETERS = [jnp.arange(6.0).reshape(2, 3), jnp.ones(2, jnp.bfloat16)]
 
@@ -154,6 +157,21 @@ def test_a_copy_of_a_tokenizer_counts_alike(tokenizer_folder: Path, tmp_path: Pa
     assert tokenizer_digest(copy) == tokenizer_digest(load_tokenizer(tokenizer_folder))
 
 
+@pytest.mark.parametrize(("control", "has_unknown"), [("§", True), ("</s>", False)])
+def test_a_tokenizer_whose_control_token_no_text_can_spell_has_one_too(
+    control: str, has_unknown: bool, tmp_path: Path
+) -> None:
+    """Or a deterministic engine of it would not start."""
+    found: set[bytes] = set()
+    for letters in ("ab", "ba"):
+        write_unigram_tokenizer(tmp_path, control, letters, has_unknown=has_unknown)
+        tokenizer = load_tokenizer(tmp_path)
+        with pytest.raises(ValueError, match="encode"):  # else it can be spelled after all
+            tokenizer.encode(control, add_special_tokens=False)
+        found.add(tokenizer_digest(tokenizer))
+    assert len(found) == 2
+
+
 def test_two_builds_of_the_same_have_the_same(
     tiny_model: Model, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +203,8 @@ def test_two_builds_of_the_same_have_the_same(
 
 
 def test_the_sources_count_by_name_and_content(tmp_path: Path) -> None:
-    for folder in module.FOLDERS:
+    """Of every folder that a served token passes: the server's too, which ends outputs."""
+    for folder in FOLDERS:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.py").write_text("x = 1\n")
         (tmp_path / folder / "notes.md").write_text("nothing")
@@ -193,6 +212,7 @@ def test_the_sources_count_by_name_and_content(tmp_path: Path) -> None:
     (tmp_path / "engine" / "notes.md").write_text("something")
     assert source_digest(tmp_path) == seen[0]
     changes: list[Callable[[], Any]] = [
+        *(partial((tmp_path / folder / "a.py").write_text, "x = 3\n") for folder in FOLDERS),
         lambda: (tmp_path / "models" / "a.py").write_text("x = 2\n"),
         lambda: (tmp_path / "models" / "a.py").rename(tmp_path / "models" / "b.py"),
         lambda: (tmp_path / "configs" / "p.toml").write_text(""),

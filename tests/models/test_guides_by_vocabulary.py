@@ -1,13 +1,18 @@
 """Structured output needs nothing of a tokenizer but what every kind has."""
 
+import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from octavo.engine.guided_masks import GuideError
 from octavo.engine.guides import Guides
 from octavo.engine.sampling_params import Guide, GuideKind
 from octavo.models.tokenizer import load_tokenizer
+
+from .tiny_checkpoints import write_unigram_tokenizer
 
 FOLDERS = ["byte_level_folder", "metaspace_folder", "unigram_folder", "sentencepiece_folder"]
 
@@ -31,3 +36,27 @@ def test_an_output_is_held_to_a_choice(folder: str, request: pytest.FixtureReque
             state.take(token_id)
             said += tokenizer.token_bytes(token_id)
         assert said.decode() in choices
+
+
+@pytest.mark.parametrize(("control", "has_unknown"), [("§", True), ("</s>", False)])
+def test_what_the_vocabulary_cannot_spell_ends_no_more_than_its_guide(
+    control: str, has_unknown: bool, tmp_path: Path
+):
+    """llguidance asks for the ids of a text that alone may come, and panics where it gets an error.
+
+    Fails if that gets out: as a reason that tells of our files, or where another way was left.
+    """
+    write_unigram_tokenizer(tmp_path, control, "ab", has_unknown=has_unknown)
+    tokenizer = load_tokenizer(tmp_path)
+    with pytest.raises(ValueError, match="encode"):  # else it can be spelled after all
+        tokenizer.encode(control, add_special_tokens=False)
+    ends = tokenizer.eos_token_ids
+    guides = Guides(tokenizer, vocab_size=tokenizer.vocab_size, eos_token_ids=ends)
+    with pytest.raises(ValueError, match=r"^no token of the vocabulary follows$"):
+        guides.check(Guide(kind=GuideKind.CHOICE, text=json.dumps([control])))
+    state = guides.start(Guide(kind=GuideKind.CHOICE, text=json.dumps(["ab" + control])))
+    for letter in "ab":
+        state.mask()
+        state.take(tokenizer.encode(letter, add_special_tokens=False)[0])
+    with pytest.raises(GuideError, match=r"^no token of the vocabulary follows$"):
+        state.mask()

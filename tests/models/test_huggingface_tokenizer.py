@@ -15,6 +15,8 @@ from tokenizers import decoders, normalizers
 from octavo.models.metadata import CheckpointError
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
 
+from .tiny_checkpoints import write_unigram_tokenizer
+
 FRAGMENTS = [
     "<|im_start|>",
     "<|im_end|>",
@@ -122,6 +124,23 @@ def test_vocabulary_that_spells_control_tokens_like_words(unigram: Tokenizer, te
     unknown = {0}  # what text that the vocabulary lacks becomes, by design
     ids = unigram.encode(text, add_special_tokens=False)
     assert not (unigram.special_token_ids - unknown).intersection(ids)
+
+
+@pytest.mark.parametrize(
+    ("control", "has_unknown", "text", "reason"),
+    [
+        ("§", True, "a§b", "can only encode as a control token"),
+        ("</s>", False, "a</s>b", "cannot encode the text"),
+        ("</s>", False, "aéb", "cannot encode the text"),
+    ],
+)
+def test_text_that_the_vocabulary_cannot_spell_is_a_value_error(
+    control: str, has_unknown: bool, text: str, reason: str, tmp_path: Path
+):
+    """Which servers refuse. Fails if the library's bare Exception passes for a fault of ours."""
+    write_unigram_tokenizer(tmp_path, control, "ab", has_unknown=has_unknown)
+    with pytest.raises(ValueError, match=reason):
+        load_tokenizer(tmp_path).encode(text, add_special_tokens=False)
 
 
 def test_why_that_needs_care(unigram_folder: Path):

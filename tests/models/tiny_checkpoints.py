@@ -297,6 +297,18 @@ def gguf_tokenizer() -> dict[str, Any]:
     }
 
 
+def write_unigram_tokenizer(
+    folder: Path, control: str, letters: str, *, has_unknown: bool = True
+) -> None:
+    """A vocabulary of letters that spells its one control token like a word: Unigram finds it."""
+    pieces = [(control, 0.0), ("<unk>", 0.0), *((letter, -3.0) for letter in letters)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1 if has_unknown else None))
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
+    tokenizer.add_special_tokens([control])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": control}))
+
+
 def write_huggingface_tokenizer(folder: Path) -> None:
     """tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     tokens = vocabulary()
