@@ -89,7 +89,9 @@ async def prepare(
     arrival_s: float,
     deadline_s: float | None,
 ) -> PreparedRequest:
-    """Tokenises, truncates and checks; what is cheap to check comes first.
+    """Checks how to sample, then tokenises and truncates, and compiles the guide last.
+
+    In the order of what they may cost: a text of a MiB takes seconds to tokenise.
 
     Args:
       sent: As it came.
@@ -105,13 +107,13 @@ async def prepare(
     check_sizes(sent.sampling, model.vocab_size)
     stops = stop_strings(sent.sampling)
     sampling = sampling_params(sent.sampling, sent.response)
+    try:
+        check_sampling(sampling, model.vocab_size)
+    except InvalidRequest as error:
+        raise invalid_field(error, sent) from error
     token_ids = await prompt_token_ids(sent, model)
     kept = truncated(token_ids, sent, model.max_model_len)
     if sampling.guide is not None:
-        try:
-            check_sampling(sampling, model.vocab_size)  # its length, before it is compiled
-        except InvalidRequest as error:
-            raise invalid_field(error, sent) from error
         await guide_checks.check(sampling.guide, model)
     request = engine_request(
         sent,

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -15,7 +16,7 @@ from octavo.server.inference_service import InferenceService
 from octavo.server.server import MAX_RECEIVE_BYTES
 from octavo.server.status import Refusal
 
-from .fakes import MAX_MODEL_LEN, VOCAB_SIZE
+from .fakes import MAX_MODEL_LEN, VOCAB_SIZE, ByteCodec
 from .harness import (
     eventually,
     field_of,
@@ -39,6 +40,17 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
         ({"stop_token_ids": [1, bad]}, "sampling.stop_token_ids")
         for bad in (-1, VOCAB_SIZE, 2**31, 2**32 + 5, -(2**63))
     ],
+]
+
+BAD_WITHOUT_PROMPT: list[tuple[dict[str, Any], str]] = [
+    ({"n": 0}, "sampling.n"),
+    ({"repetition_penalty": 0}, "sampling.repetition_penalty"),
+    ({"presence_penalty": 3}, "sampling.presence_penalty"),
+    ({"logit_bias": {1: 101}}, "sampling.logit_bias[1]"),
+    ({"banned_token_ids": [-1]}, "sampling.banned_token_ids"),
+    ({"allowed_token_ids": pb.TokenIds()}, "sampling.allowed_token_ids"),
+    ({"guide": pb.Guide(regex="a" * (1 << 18 | 1))}, "sampling.guide.regex"),
+    ({"guide": pb.Guide(regex="a"), "ignore_eos": True}, "sampling.ignore_eos"),
 ]
 
 
@@ -109,6 +121,31 @@ def test_bad_requests_are_named() -> None:
                 assert field_of(error) == field, name
             assert at.engine.submitted == []
             assert len(at.server.router) == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_needs_no_prompt_is_refused_before_one_is_tokenised() -> None:
+    """A text of a MiB takes seconds: fails if it is tokenised for a request that can never run."""
+
+    class Untouched(ByteCodec):
+        def encode(self, text: str, **options: bool) -> list[int]:
+            raise AssertionError("it was tokenised")
+
+        def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+            raise AssertionError("it was tokenised")
+
+    async def scenario() -> None:
+        async with running(model_facts={"codec": Untouched()}) as at:
+            for sampling, field in [*BAD_FIELDS, *BAD_WITHOUT_PROMPT]:
+                if field != "sampling.max_tokens":  # its bound is what the prompt leaves
+                    for one in (pb.GenerateRequest(text="a"), pb.GenerateRequest(chat=CHAT)):
+                        one.sampling.MergeFrom(pb.Sampling(**sampling))
+                        error = await refused(at.inference.Generate(one).read())
+                        assert field_of(error) == field, sampling
+            one = pb.GenerateRequest(text="a", response=pb.ResponseOptions(top_logprobs=21))
+            error = await refused(at.inference.Generate(one).read())
+            assert field_of(error) == "response.top_logprobs"
 
     asyncio.run(scenario())
 
