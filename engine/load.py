@@ -9,7 +9,7 @@ from .scheduler import Scheduler
 
 @dataclass
 class Totals:
-    """What an engine counts itself; see Load."""
+    """What an engine counts itself, of all choices; see Load."""
 
     steps: int = 0
     output_tokens: int = 0

@@ -40,8 +40,8 @@ class Places:
         token is read. Until then it keeps pages that it may still publish, if nobody needs them.
       preempted: Who lost a slot since the last step was begun, be there a step in the end or not.
       memory: The pages.
-      preemptions_total: Times that a request lost its slot.
-      prompt_tokens_total: Prompt tokens of requests that got a slot, each counted once.
+      preemptions_total: Times that one lost its slot.
+      prompt_tokens_total: Prompt tokens of those that got a slot, when they first did.
       cached_tokens_total: Those of them that were in the cache then.
     """
 

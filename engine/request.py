@@ -65,7 +65,7 @@ class Place:
     """Where a request stands in the queue when it enters.
 
     Attributes:
-      num_queued: Requests that wait already.
+      num_queued: Choices that wait already.
       predicted_wait_s: How long it will wait for a slot, as far as the pace of the engine tells.
     """
 
@@ -134,25 +134,30 @@ class RequestOutput(NamedTuple):
 class Load:
     """How busy an engine is, and what it did since it started.
 
+    What waits, runs and ends is a choice: a request with n of them counts n times, also its prompt,
+    whose cached tokens are counted with each too. So prompt_tokens_total - cached_tokens_total is
+    what was computed, preemptions aside. (The usage of a reply counts the prompt once.)
+
     EngineThread fills in what admission knows (queued_tokens, predicted_wait_s, refused_total), and
     counts as queued what the engine has not seen yet.
 
     Attributes:
-      num_queued: Requests that wait for a slot, preempted ones included.
-      num_running: Requests that have a slot, or whose last token is on its way.
+      num_queued: Choices that wait for a slot, preempted ones included.
+      num_running: Choices that have a slot, or whose last token is on its way.
       num_usable_pages: Pages that requests can hold; page 0 is not one of them.
       num_free_pages: Those that nobody holds, be they empty or cached.
       num_cached_pages: Those that nobody holds and the prefix cache keeps until they are needed.
       num_host_pages: Pages that were moved to host memory.
-      queued_tokens: Prompt tokens of waiting requests that are not in the prefix cache.
+      queued_tokens: Tokens that choices which wait have to compute: a prompt once for all of its
+        choices, less what is known to be in the prefix cache.
       predicted_wait_s: How long a request that came now would wait for a slot.
       refused_total: Requests that were refused because of load, by the bound they would exceed.
       steps_total: Steps dispatched.
-      preemptions_total: Times a request lost its slot.
-      prompt_tokens_total: Prompt tokens of requests that got a slot, each counted once.
-      cached_tokens_total: Those of them whose KV was in the prefix cache.
+      preemptions_total: Times a choice lost its slot.
+      prompt_tokens_total: Prompt tokens of choices that got a slot, when they first did.
+      cached_tokens_total: Those of them whose KV was in the prefix cache then.
       output_tokens_total: Output tokens read.
-      finished_total: Requests that ended, by reason.
+      finished_total: Choices that ended, by reason.
       evicted_pages_total: Pages that left the prefix cache, by engine.prefix_cache.EvictionReason.
       evicted_age_s_total: Seconds since the last use of those pages, summed, likewise.
       exported_pages_total: Pages moved to host memory.

@@ -60,7 +60,10 @@ def test_choices_share_the_pages_of_the_prompt(prefix_cache: bool, options: dict
     }
     assert len({tuple(answer.token_ids) for answer in answers.values()}) == 3
     assert num_chunk_tokens(executor) == len(PROMPT) + 2
-    assert engine.load().cached_tokens_total == 40
+    load = engine.load()
+    assert (load.prompt_tokens_total, load.cached_tokens_total) == (3 * len(PROMPT), 40)
+    assert load.prompt_tokens_total - load.cached_tokens_total == num_chunk_tokens(executor)
+    assert load.finished_total[FinishReason.LENGTH] == 3
 
 
 @pytest.mark.parametrize("options", [{"reads_prefix_cache": False}, {"prompt_logprobs": True}])
