@@ -1,8 +1,7 @@
 """Dispatch: from a schedule to what the device runs, and from that to what it brought. No JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,7 +29,10 @@ class Executor(Protocol):
         """Starts to copy each (page, handle) to host memory, as steps so far leave it."""
 
     def import_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Starts to copy each (handle, page) back, for steps dispatched from here on."""
+        """Starts to copy each (handle, page) back, for steps dispatched from here on.
+
+        No page is named twice.
+        """
 
     def drop_pages(self, handles: Sequence[int]) -> None:
         """Forgets copies in host memory."""
@@ -81,12 +83,32 @@ def fetch(executor: Executor, step: DispatchedStep) -> StepResult:
 
 
 def _start_transfers(executor: Executor, transfers: Sequence[Transfer]) -> None:
-    """Starts copies between device and host memory, each run of one kind together."""
-    for kind, run in groupby(transfers, lambda transfer: transfer.kind):
-        match kind:
+    """Starts copies between device and host memory, as many together as one call takes."""
+    for run in _runs(transfers):
+        match run[0].kind:
             case TransferKind.EXPORT:
                 executor.export_pages([(each.page, each.handle) for each in run])
             case TransferKind.IMPORT:
                 executor.import_pages([(each.handle, each.page) for each in run])
             case TransferKind.DROP:
                 executor.drop_pages([each.handle for each in run])
+
+
+def _runs(transfers: Sequence[Transfer]) -> Iterator[list[Transfer]]:
+    """Neighbours of one kind. Of those that write, no two write one page: the later is to win.
+
+    It happens where somebody ends that came back and was part of no step: its pages go to the next
+    one that comes back. A page may be read twice: two who share it are preempted together.
+    """
+    run: list[Transfer] = []
+    written = set[int]()
+    for each in transfers:
+        if run and (each.kind is not run[0].kind or each.page in written):
+            yield run
+            run = []
+            written.clear()
+        run.append(each)
+        if each.kind is TransferKind.IMPORT:
+            written.add(each.page)
+    if run:
+        yield run

@@ -39,11 +39,11 @@ class _Abort:
 class EngineThread:
     """Runs an engine; all public methods may be called from any thread.
 
-    The thread sleeps when no request is live. While one is live the engine always has a step to
-    dispatch or to read, so deadlines need no timer: they are looked at before every step. The
-    inbox is emptied before every step too, so an abort takes effect before the next one is
-    scheduled, wherever the request is. While paused there are no steps, and a timer looks at
-    deadlines.
+    The thread sleeps when no request is live. While one is live the engine has a step to dispatch
+    or to read, so deadlines need no timer: they are looked at before every step. Where everybody
+    waits for a mask there is none, and engine.engine.IDLE_MASK_WAIT_S is the timer. The inbox is
+    emptied before every step too, so an abort takes effect before the next one is scheduled,
+    wherever the request is. While paused there are no steps, and a timer looks at deadlines.
 
     It takes requests until `stop`. Whoever wants to drain it closes the door in front of it.
     """

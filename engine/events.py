@@ -13,7 +13,9 @@ type DetailValue = float | int | str | bool
 class EventKind(enum.StrEnum):
     """What was decided; behind each the fields of its detail."""
 
-    ADMITTED = "admitted"  # slot, cached_tokens, imported_pages, miss (MissReason), miss_at_token
+    # slot, cached_tokens, imported_pages, and unless it was swapped out: miss (MissReason),
+    # miss_at_token
+    ADMITTED = "admitted"
     DECIDED = "decided"  # restore or recompute: pages, import_s, recompute_s, imports (bool)
     PREEMPTED = "preempted"  # why: "pages" or "displaced", by (request id), computed_tokens
     EVICTED = "evicted"  # reason (EvictionReason), age_s since last use

@@ -208,15 +208,16 @@ class Places:
         num_imported = len(hit.on_host) + len(state.copies)
         if self._swapping is not None and state in self._swapping.swapped:
             self._swapping.swap_in(state, now_s)
+            cached_tokens, miss = 0, None  # it did not ask the cache
         else:
             self.memory.take(state, hit, state.prefill_end, now_s)
             if self._swapping is not None:
                 self._swapping.admit(state)
+            cached_tokens = state.num_computed_tokens
         state.slot = self._free_slots.pop()
         state.generation += 1
         state.rule_entries = rule_entries(state)
         state.is_inserted = False
-        cached_tokens = state.num_computed_tokens
         if state.admitted_s is None:
             state.admitted_s = now_s
             state.rank = self.waiting.rank(state)
@@ -230,10 +231,9 @@ class Places:
         self._tenant_running[tenant] += 1
         if self._tenant_running[tenant] >= self._max_tenant_running:
             self.waiting.block(tenant)
-        if miss is None:
-            return
         if hit.decision is not None:
             self._record(EventKind.DECIDED, state, now_s, **hit.decision)
+        reason = {} if miss is None else {"miss": miss[0].value, "miss_at_token": miss[1]}
         self._record(
             EventKind.ADMITTED,
             state,
@@ -241,8 +241,7 @@ class Places:
             slot=state.slot,
             cached_tokens=cached_tokens,
             imported_pages=num_imported,
-            miss=miss[0].value,
-            miss_at_token=miss[1],
+            **reason,
         )
 
     def _preempt(self, state: RequestState, now_s: float, *, why: str, by: RequestState) -> None:

@@ -22,6 +22,7 @@ from .room import could_fit, fits
 from .schedule import PrefillChunk, RequestState, Schedule
 from .step_costs import StepCosts
 from .step_draft import StepDraft
+from .step_shapes import StepShapes
 
 LONG_PROMPT_CHUNKS = 4
 """A prompt with more chunks than this to go leaves half of each step's tokens to those behind it,
@@ -49,6 +50,7 @@ class Scheduler(Places):
             config, num_pages, costs, max_host_pages=max_host_pages, keeps_events=keeps_events
         )
         self._budget = ChunkBudget(config, self._predictions)
+        self._max_segments = StepShapes.from_config(config).max_segments
         self._takes_whole_chunks = config.deterministic
 
     def schedule(self, now_s: float) -> Schedule | None:
@@ -58,7 +60,7 @@ class Scheduler(Places):
         waits for its mask or cannot make its deadline. Reading the step in flight then helps, or
         `take_mask`, or ending those that have `expired`, which names one more at least.
         """
-        step = StepDraft()
+        step = StepDraft(max_segments=self._max_segments)
         self.preempted = []
         self._release_ending(now_s)
         self._displace(step, now_s)
@@ -169,20 +171,23 @@ class Scheduler(Places):
     def _continue_prompts(self, step: StepDraft, now_s: float) -> None:
         """Shares out the step's prompt tokens, the most urgent first, be it under way or new.
 
-        Of those under way the lowest rank gets a part of them in any case, so it always advances.
+        Of those under way the lowest rank gets a part of them in any case, so it always advances;
+        unless it waits for its mask.
         """
         prompts = [state for state in self.running if state.is_prefilling]
-        kept = -(-step.budget // KEPT_FOR_LOWEST)
-        if self._takes_whole_chunks:
-            kept = self._whole_chunk(prompts[0], prompts[0].num_computed_tokens)
+        lowest, kept, kept_segments = prompts[0], 0, 0
+        if self._rest(lowest):
+            kept, kept_segments = -(-step.budget // KEPT_FOR_LOWEST), 1
+            if self._takes_whole_chunks:
+                kept = self._whole_chunk(lowest, lowest.num_computed_tokens)
         step.budget -= kept
-        step.max_segments -= 1
+        step.max_segments -= kept_segments
         for state in sorted(prompts, key=self.waiting.urgency):
             if self.waiting:
                 self._admit(step, now_s, before=state)
-            if state is prompts[0]:
+            if state is lowest:
                 step.budget += kept
-                step.max_segments += 1
+                step.max_segments += kept_segments
             if self._takes(step, state, state.num_computed_tokens):
                 self._grant(step, state)
 
@@ -196,23 +201,28 @@ class Scheduler(Places):
         end = len(state.request.prompt_token_ids)
         return min(max(end - start, 0), self._config.prefill_chunk_tokens)
 
+    def _rest(self, state: RequestState) -> int:
+        """Tokens that a request has yet to prefill and can compute now.
+
+        The last one samples, which it cannot do before it knows what may come.
+        """
+        rest = state.prefill_end - state.num_computed_tokens - state.waits_for_mask
+        if self._takes_whole_chunks and self._whole_chunk(state, state.num_computed_tokens) > rest:
+            return 0
+        return rest
+
     def _takes(self, step: StepDraft, state: RequestState, start: int) -> bool:
         """There is room for what a request computes next, from `start` on."""
         return step.takes(self._whole_chunk(state, start) if self._takes_whole_chunks else 1)
 
     def _grant(self, step: StepDraft, state: RequestState) -> None:
-        """Gives a request that prefills its share of the step's prompt tokens.
-
-        The last one samples, which it cannot do before it knows what may come.
-        """
-        rest = state.prefill_end - state.num_computed_tokens - state.waits_for_mask
+        """Gives a request that prefills its share of the step's prompt tokens."""
+        rest = self._rest(state)
         if not rest:
             return
         share = step.budget
         if self._takes_whole_chunks:
             share = self._whole_chunk(state, state.num_computed_tokens)
-            if share > rest:  # it would sample
-                return
         elif rest > LONG_PROMPT_CHUNKS * self._config.prefill_chunk_tokens:
             share = -(-share // 2)
         step.grants[state] = min(rest, share)
@@ -278,8 +288,7 @@ class Scheduler(Places):
                 else:
                     self._resume(step, state)
                 continue
-            most = state.prefill_end - start - state.waits_for_mask
-            length = granted + min(step.budget, most - granted)
+            length = granted + min(step.budget, self._rest(state) - granted)
             step.budget -= length - granted
             if not step.enter_rules(state):
                 # The last token samples, and what that looks at is not there yet.

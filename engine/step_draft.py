@@ -5,7 +5,7 @@ from itertools import islice
 
 from .kv_memory import KVMemory
 from .schedule import PageEntry, PrefillChunk, RequestState, RuleEntry, Schedule
-from .step_shapes import HIT_PAGE_ENTRIES, MAX_SEGMENTS, RULE_ENTRIES
+from .step_shapes import HIT_PAGE_ENTRIES, RULE_ENTRIES
 
 
 @dataclass
@@ -13,20 +13,20 @@ class StepDraft:
     """A step that is not dispatched yet.
 
     Attributes:
+      max_segments: Most requests whose prompts it may continue, or that it may insert.
       budget: Prompt tokens that it still has room for.
-      max_segments: Most requests whose prompts it may continue.
-      hit_entries: Page-table entries of cached pages that it still has room for.
-      num_rule_entries: Entries of the rule tables that it still has room for.
+      hit_room: Page-table entries of cached pages that it still has room for.
+      rule_room: Entries of the rule tables that it still has room for.
       grants: Prompt tokens of each request that prefills, in order; 0: it goes on with a decode
         row.
       newcomer: For whom others lost their slots; it gets one before all others, be its turn over
         by then (decode rows of this step count too).
     """
 
+    max_segments: int
     budget: int = 0
-    max_segments: int = MAX_SEGMENTS
-    hit_entries: int = HIT_PAGE_ENTRIES
-    num_rule_entries: int = RULE_ENTRIES
+    hit_room: int = HIT_PAGE_ENTRIES
+    rule_room: int = RULE_ENTRIES
     decodes: list[RequestState] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
     decode_kv_tokens: int = 0
@@ -56,8 +56,8 @@ class StepDraft:
         entries = state.rule_entries
         if entries is None:
             return True
-        entered = list(islice(entries, self.num_rule_entries))
-        self.num_rule_entries -= len(entered)
+        entered = list(islice(entries, self.rule_room))
+        self.rule_room -= len(entered)
         self.rule_entries += entered
         if entries.is_empty:
             state.rule_entries = None
@@ -71,8 +71,8 @@ class StepDraft:
         missing = state.num_computed_tokens // page_size - state.num_entered_pages
         if missing <= 0:
             return True
-        entered = min(missing, self.hit_entries)
-        self.hit_entries -= entered
+        entered = min(missing, self.hit_room)
+        self.hit_room -= entered
         self.enter_pages(state, state.num_entered_pages + entered)
         return entered == missing
 

@@ -97,6 +97,11 @@ class StepShapes:
         """Sizes of chunks, ascending; not every one with any number of rows."""
         return tuple(sorted({key.chunk for key in self.mixed}))
 
+    @property
+    def max_segments(self) -> int:
+        """Most requests that a step can insert or take prompt tokens of."""
+        return max(key.segments for key in self.mixed)
+
     def all_keys(self) -> list[StepKey]:
         """Every executable, largest first: the costliest compile starts first."""
         decode = [StepKey(rows, 0) for rows in self.decode_rows]

@@ -27,10 +27,10 @@ class SwapReserve:
     **Somebody always advances.** Of those that run the lowest rank is never preempted for others,
     and alone it has all D pages, to no more of which it may grow. If nobody runs, whoever is
     swapped out finds all D pages free, and comes back before newcomers that may not be admitted
-    (engine.scheduler); and if nobody is swapped out either, S = M <= D for any newcomer.
+    (engine.swapping); and if nobody is swapped out either, S = M <= D for any newcomer.
 
     To displace somebody for a request that comes first is no need: it is done only where there is
-    room (engine.scheduler).
+    room (engine.swapping).
     """
 
     def __init__(self, num_device_pages: int, num_host_pages: int) -> None:

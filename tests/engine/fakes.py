@@ -173,6 +173,7 @@ class FakeExecutor:
             self._host[handle] = self._pages[page].copy()
 
     def import_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        assert len({page for _, page in pairs}) == len(pairs), "a page is named twice"
         for handle, page in pairs:
             self._pages[page] = self._host.pop(handle)
             self._versions[page] += 1
@@ -431,6 +432,7 @@ def fake_engine(
     clock: Clock | None = None,
     *,
     max_host_pages: int = 0,
+    guides: FakeGuides | None = None,
     recorder: Recorder | None = None,
 ) -> tuple[Engine, FakeExecutor]:
     config = config or small_config()
@@ -443,7 +445,7 @@ def fake_engine(
         clock or Clock(),
         planned_costs(config),
         max_host_pages=max_host_pages,
-        guides=FakeGuides(),
+        guides=guides or FakeGuides(),
         recorder=recorder,
     )
     return engine, executor

@@ -56,7 +56,7 @@ def few_entries(*, hits: int, rules: int = 256):
 
     Start and stop it.
     """
-    step = partial(scheduler.StepDraft, hit_entries=hits, num_rule_entries=rules)
+    step = partial(scheduler.StepDraft, hit_room=hits, rule_room=rules)
     return patch.object(scheduler, "StepDraft", step)
 
 

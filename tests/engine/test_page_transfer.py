@@ -183,6 +183,16 @@ def test_a_reader_leaves_the_pool_and_a_writer_takes_it(decoder: Decoder):
         assert compiled.memory_analysis().temp_size_in_bytes < kv_bytes
 
 
+def test_a_page_that_is_read_twice_comes_back_for_each(decoder: Decoder):
+    """Two preempted requests that shared it have a copy each."""
+    executor = transfers_of(decoder, pool(np.random.default_rng(2), "float32"))
+    before = pages_of(executor)
+    executor.export_pages([(5, 1), (6, 2), (5, 3)])
+    executor.import_pages([(1, 7), (3, 8)])
+    for leaf, old in zip(pages_of(executor), before, strict=True):
+        assert_same_bits([leaf[[7, 8]]], [old[[5, 5]]])
+
+
 def test_pages_are_dropped_one_by_one(decoder: Decoder):
     executor = transfers_of(decoder, pool(np.random.default_rng(0), "float32"))
     executor.export_pages([(page, page) for page in range(1, 5)])

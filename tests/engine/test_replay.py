@@ -126,6 +126,14 @@ def test_a_log_of_a_deterministic_engine_does_too(tmp_path: Path, policy: Policy
     assert engine.load().preemptions_total > 0
     plans = [json.loads(line).get("plan") for line in _lines(path)]
     assert any(plan["inserts"] for plan in plans if plan)
+    # Who comes back has nothing from the cache, and missed nothing there.
+    events = [event for plan in plans if plan for event in plan["events"]]
+    admitted = [event for event in events if event["kind"] == "admitted"]
+    cached = sum(event["cached_tokens"] for event in admitted)
+    assert cached == engine.load().cached_tokens_total > 0
+    first = {event["request_id"]: event for event in reversed(admitted)}
+    assert all(("miss" in each) == (first[each["request_id"]] is each) for each in admitted)
+    assert len(first) < len(admitted)
 
 
 def test_the_runs_did_what_they_are_for(tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ class Driver:
         assert num_chunk_tokens <= self.config.prefill_chunk_tokens
         key = StepShapes.from_config(self.config).key_for(len(schedule.decodes), num_chunk_tokens)
         layout = UploadLayout(key, self.config.max_num_seqs, self.config.page_size, 1, 2)
-        assert len(schedule.chunks) <= key.segments
+        num_rows = len(inserts(schedule)) + len(schedule.inserts)
+        assert max(len(schedule.chunks), num_rows) <= key.segments
         assert len(schedule.page_entries) <= layout.parts["page_entries"][0]
         states = [*schedule.decodes, *(chunk.state for chunk in schedule.chunks)]
         assert len(set(map(id, states))) == len(states), "a request is in a step twice"

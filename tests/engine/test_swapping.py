@@ -6,11 +6,13 @@ does not come back, or comes back to another place, is a wrong answer.
 
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from octavo.configs.scheduling_config import PolicyName
 from octavo.engine.engine import Engine
+from octavo.engine.events import EventKind
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import Guide, GuideKind
 from octavo.engine.schedule import RequestState, Schedule
@@ -21,6 +23,7 @@ from .fakes import (
     Answer,
     Clock,
     add_request,
+    collect,
     fake_engine,
     finish,
     request,
@@ -29,6 +32,7 @@ from .fakes import (
     step,
 )
 from .state_machine import HISTORIES, few_entries
+from .test_guided_masks import SlowGuides
 from .test_scheduler import Driver, chunks, ids, state
 
 
@@ -234,6 +238,165 @@ def test_a_request_goes_on_in_the_middle_of_its_prompt() -> None:
         schedule = driver.step()
     assert ids(schedule.inserts) == ids(schedule.decodes) == ["low"]
     assert not schedule.chunks
+
+
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, n) for n in range(1, 10)] + [(4, 4), (3, 6)])
+def test_no_more_come_back_in_a_step_than_it_has_slot_rows(page_size: int, chunk: int) -> None:
+    """They bring no prompt tokens, so where chunks are short it is not those that run out first."""
+    config = small_config(
+        policy="priority",
+        deterministic=True,
+        page_size=page_size,
+        prefill_chunk_tokens=chunk,
+        max_num_seqs=12,
+    )
+    num_pages = 144 // page_size
+    engine, executor = fake_engine(config, num_pages + 1, max_host_pages=2 * num_pages)
+    made: list[Schedule] = []
+    vars(engine._scheduler)["schedule"] = recorded(engine._scheduler.schedule, made)
+    small = [request(f"r{number}", (1, number), max_tokens=9) for number in range(11)]
+    large = request("large", [3] * 140, max_tokens=2, priority=9)
+    answers: dict[str, Answer] = {}
+    for one in small:
+        add_request(engine, one)
+    while len(answers) < len(small):
+        step(engine, answers)
+    add_request(engine, large)
+    finish(engine, answers)
+    assert answers == {
+        one.request_id: run_alone(one, config, engine.limits) for one in [*small, large]
+    }
+    assert max(len(each.inserts) for each in made) == executor.keys[0].segments
+
+
+def recorded(
+    make: Callable[[float], Schedule | None], made: list[Schedule]
+) -> Callable[[float], Schedule | None]:
+    """The same, and what it makes is kept."""
+
+    def schedule(now_s: float) -> Schedule | None:
+        step = make(now_s)
+        made.extend([] if step is None else [step])
+        return step
+
+    return schedule
+
+
+def test_a_page_may_come_back_for_two_before_a_step_is_made() -> None:
+    """`first` comes back and waits for its mask, so nothing is dispatched; it is cancelled, and
+    `second` comes back into the same page.
+    """
+    config = small_config(policy="priority", deterministic=True, max_num_seqs=1)
+    guides = SlowGuides()
+    engine, executor = fake_engine(config, max_host_pages=60, guides=guides)
+    imported: list[int] = []
+    import_pages = executor.import_pages
+
+    def watch(pairs: Sequence[tuple[int, int]]) -> None:
+        imported.extend(page for _, page in pairs)
+        import_pages(pairs)
+
+    vars(executor)["import_pages"] = watch
+    answers: dict[str, Answer] = {}
+    second = request("second", (1, 2), max_tokens=9)
+    add_request(engine, second)
+    while not answers:
+        step(engine, answers)
+    guides.may_go_on.set()
+    guide = Guide(kind=GuideKind.REGEX, text="4")
+    options = {"guide": guide, "min_tokens": 9, "max_tokens": 9, "ignore_eos": False}
+    add_request(engine, request("first", (3, 4), priority=1, **options))
+    engine._guides.wait(10.0)
+    guides.may_go_on.clear()
+    while "first" not in answers:
+        collect(engine.step(), answers)
+    add_request(engine, request("short", (5, 6), max_tokens=1, priority=2))
+    while engine._in_flight is not None or "short" not in answers:
+        collect(engine.step(), answers)
+    assert ids(engine._scheduler.running) == ["first"]
+    engine.abort("first")
+    guides.may_go_on.set()
+    finish(engine, answers)
+    assert answers["second"] == run_alone(second, config, engine.limits)
+    assert len(imported) == 2
+    assert len(set(imported)) == 1, "not what this is for"
+
+
+def test_who_comes_back_is_told_apart_from_who_reads_the_cache() -> None:
+    """It computes nothing twice, but nothing of that was cached, and it missed nothing."""
+    config = small_config(
+        policy="priority", deterministic=True, page_size=4, prefill_chunk_tokens=4, max_num_seqs=1
+    )
+    driver = Driver(config, 20, max_host_pages=20)
+    low, high = state("low", 8, 9), state("high", 5, 2)
+    high.request = request("high", [1] * 5, priority=9)
+    driver.add(low)
+    events = [*driver.step().events, *driver.step().events]
+    driver.add(high)
+    while driver.scheduler.live:
+        events += driver.step().events
+    admitted = [event for event in events if event.kind is EventKind.ADMITTED]
+    assert [event.request_id for event in admitted] == ["low", "high", "low"]
+    told = [
+        (event.detail["cached_tokens"], event.detail["imported_pages"], event.detail.get("miss"))
+        for event in admitted
+    ]
+    assert told == [(0, 0, "unseen"), (4, 0, "page_border"), (0, 2, None)]
+    assert driver.scheduler.cached_tokens_total == 4
+
+
+def due(name: str, num_prompt: int, target_s: float, guide: Guide | None = None) -> RequestState:
+    """Of the tenant of that name, with a TTFT target."""
+    one = request(name, [1] * num_prompt, tenant=name, ttft_target_s=target_s, guide=guide)
+    return RequestState(request=one, max_tokens=3, stop_ids=())
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_nothing_is_kept_for_a_chunk_that_waits_for_its_mask(deterministic: bool) -> None:
+    """Of those that run: `a` has the lowest rank, and `b` is served less and so more urgent."""
+    config = small_config(
+        policy="fair",
+        deterministic=deterministic,
+        page_size=4,
+        prefill_chunk_tokens=4,
+        tenant_weights=(("a", 0.1),),
+        prefix_cache=False,
+    )
+    scheduler = Driver(config, 30).scheduler
+    scheduler.add(due("a", 5, 9.0, Guide(kind=GuideKind.REGEX, text="1")))
+    scheduler.add(due("b", 12, 9.0))
+    made = [scheduler.schedule(float(at)) for at in range(4)]
+    assert [each and chunks(each) for each in made] == [
+        [("a", 0, 4)],
+        [("b", 0, 4)],
+        [("b", 4, 4)],
+        [("b", 8, 4)],
+    ]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_newcomer_that_is_more_urgent_takes_what_a_waiting_chunk_cannot(
+    deterministic: bool,
+) -> None:
+    """Not `later`, which is behind both."""
+    config = small_config(
+        policy="deadline",
+        deterministic=deterministic,
+        page_size=4,
+        prefill_chunk_tokens=4,
+        prefix_cache=False,
+    )
+    scheduler = Driver(config, 30).scheduler
+    scheduler.add(due("waits", 5, 20.0, Guide(kind=GuideKind.REGEX, text="1")))
+    scheduler.add(due("later", 12, 30.0))
+    made = [scheduler.schedule(float(at)) for at in range(2)]
+    scheduler.add(due("urgent", 4, 10.0))
+    made.append(scheduler.schedule(2.0))
+    assert [each and chunks(each) for each in made] == [
+        [("waits", 0, 4)],
+        [("later", 0, 4)],
+        [("urgent", 0, 4)],
+    ]
 
 
 def test_a_chunk_that_samples_waits_whole_for_its_mask() -> None:
