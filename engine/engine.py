@@ -354,7 +354,7 @@ class Engine:
         if self._in_flight is not None:
             # What the last one took says nothing where that had a chunk and this has none.
             in_flight_s = min(self._step_s, self._costs.step_s(self._in_flight.key))
-            self._guides.wait(MASK_WAIT * in_flight_s)
+            self._guides.wait(MASK_WAIT * in_flight_s, with_slot=True)
         for state, mask, reason, error in self._guides.done():
             if mask is None:
                 self._end_between_steps([state], reason or FinishReason.ERROR, error=error)

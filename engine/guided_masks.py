@@ -107,9 +107,14 @@ class GuidedMasks:
             if future is not None:
                 future.cancel()
 
-    def wait(self, timeout_s: float, *, for_all: bool = True) -> None:
-        """Returns when all that is being worked out is, or one of it, or time is up."""
-        wait(self._pending.values(), timeout_s, ALL_COMPLETED if for_all else FIRST_COMPLETED)
+    def wait(self, timeout_s: float, *, for_all: bool = True, with_slot: bool = False) -> None:
+        """Returns when all that is being worked out is, or one of it, or time is up.
+
+        With with_slot it is only for those that have a slot: nobody else can run next.
+        """
+        pending = self._pending.items()
+        futures = [future for state, future in pending if not with_slot or state.slot is not None]
+        wait(futures, timeout_s, ALL_COMPLETED if for_all else FIRST_COMPLETED)
 
     def done(self) -> Iterable[GuidedMask]:
         """What has become known since the last call."""
