@@ -16,6 +16,7 @@ from octavo.engine.step_shapes import StepKey
 from octavo.engine.token_masks import Mask
 
 from .fakes import (
+    EOS,
     Answer,
     Clock,
     FakeExecutor,
@@ -155,8 +156,17 @@ def test_a_guide_that_fails_ends_its_request_alone(
 
 def test_ids_that_no_guide_lets_come_end_the_request():
     engine, _ = fake_engine()
-    one = request("a", max_tokens=9, guide=guide(1), ignore_eos=False, allowed_token_ids=(0,))
-    other = request("b", max_tokens=9, guide=guide(1), ignore_eos=False, allowed_token_ids=(1,))
+    one, other = (
+        request(
+            str(token_id),
+            max_tokens=9,
+            min_tokens=9,
+            guide=guide(1),
+            ignore_eos=False,
+            allowed_token_ids=(token_id, EOS),
+        )
+        for token_id in (0, 1)
+    )
     add_request(engine, one)
     add_request(engine, other)
     answers = finish(engine)
@@ -188,6 +198,35 @@ def test_a_guide_that_begins_slowly_holds_up_none_that_runs():
     may_begin.set()
     finish(engine, answers)
     assert answers["late"].token_ids
+
+
+@pytest.mark.parametrize("has_slot", [False, True])
+def test_a_step_waits_for_the_masks_of_those_that_have_a_slot(
+    has_slot: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A queued one cannot run next: fails if each step waits as long as it may for its mask."""
+    wait_s = 0.1 if has_slot else 3.0
+    config, clock, guides = small_config(max_num_seqs=1 + has_slot), Clock(), SlowGuides()
+    engine, _ = fake_engine(config, clock=clock, guides=guides)
+    least_s = min(planned_costs(config).base_s.values())
+    monkeypatch.setattr("octavo.engine.engine.MASK_WAIT", wait_s / least_s)
+    add_request(engine, request("plain", max_tokens=30))
+    answers: dict[str, Answer] = {}
+    while not answers:
+        collect(engine.step(), answers)
+    add_request(engine, request("guided", max_tokens=2, guide=guide(4), ignore_eos=False))
+    engine.step()
+    (state,) = engine._guides._pending
+    assert (state.slot is not None) == has_slot
+    clock.now_s += 1.0  # the step in flight takes so long
+    engine.step()
+    started_s = time.monotonic()
+    for _ in range(3):
+        clock.now_s += 1.0
+        engine.step()
+    assert (time.monotonic() - started_s >= 3 * wait_s) == has_slot
+    guides.may_go_on.set()
+    finish(engine)
 
 
 def test_a_request_that_is_gone_leaves_no_guide_behind():

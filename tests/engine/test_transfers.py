@@ -4,7 +4,7 @@ The transfer guard does not see reads on the CPU, so every way to read a JAX arr
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -115,6 +115,15 @@ class _Sabotaged:
         self._at_fetch(result)
         return self._executor.fetch(result)
 
+    def export_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._executor.export_pages(pairs)
+
+    def import_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._executor.import_pages(pairs)
+
+    def drop_pages(self, handles: Sequence[int]) -> None:
+        self._executor.drop_pages(handles)
+
 
 def test_every_step_uploads_one_array_and_downloads_one(
     tiny_engine: Engine, crossings: list[str], monkeypatch: pytest.MonkeyPatch
@@ -155,6 +164,7 @@ def assert_is_seen(engine: Engine, log: list[str]) -> None:
     try:
         with pytest.raises(AssertionError):
             assert_one_up_and_one_down(crossings_per_step(engine, log))
+        assert not isinstance(engine.failure, TypeError), "the types checked at run time, not this"
     finally:
         # An upload that the guard refused has failed the engine, though its device state is fine.
         while engine.has_work:
