@@ -59,7 +59,7 @@ def test_who_obeys_succeeds_and_nothing_idles(
     ],
     ids=lambda bounds: next(iter(bounds)),
 )
-@pytest.mark.parametrize("overload", [1.3, 2.0, 10.0])
+@pytest.mark.parametrize("overload", [1.3, 2.0, pytest.param(10.0, marks=pytest.mark.full)])
 def test_it_holds_for_every_bound(bounds: dict[str, Any], overload: float):
     scheduling = SchedulingConfig(max_num_queued=200, **bounds)
     for outcome, _ in run_apart(_worlds(overload, num_tenants=8, scheduling=scheduling)[:1]):
