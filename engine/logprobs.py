@@ -5,11 +5,10 @@ They are the model's, before any rule, and bounded from below, so that what is r
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from .sampling_params import LEAST_LOGPROB
-from .vocabulary_blocks import BLOCK, in_blocks
+from .vocabulary_blocks import highest_tokens, in_blocks
 
 
 def chosen_logprobs(
@@ -33,15 +32,7 @@ def top_logprobs(
     A smaller vocabulary is filled up with id 0 and the least log-probability. Of no meaning where
     chosen_logprobs are NaN.
     """
-    # top_k takes -0 for less than 0.
-    blocks = in_blocks(jnp.where(logits == 0, 0, logits))
-    num_rows, num_blocks, _ = blocks.shape
-    # Any `count` highest lie in the `count` blocks with the highest maxima; in order of ids, so
-    # that ties go to the lowest.
-    _, block = lax.top_k(blocks.max(-1), min(count, num_blocks))
-    block = jnp.sort(block, axis=-1)
-    candidates = jnp.take_along_axis(blocks, block[..., None], axis=1).reshape(num_rows, -1)
-    value, place = lax.top_k(candidates, count)
-    token = jnp.take_along_axis(block, place // BLOCK, axis=1) * BLOCK + place % BLOCK
+    blocks = in_blocks(logits)
+    value, token = highest_tokens(blocks, blocks.max(-1), count)
     logprob = jnp.maximum(value - jax.nn.logsumexp(logits, axis=-1)[:, None], LEAST_LOGPROB)
-    return jnp.where(token < logits.shape[1], token, 0).astype(jnp.int32), logprob
+    return jnp.where(token < logits.shape[1], token, 0), logprob

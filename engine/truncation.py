@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
 from .sampling_rows import ALL, SamplingRows
-from .vocabulary_blocks import BLOCK, folded_sum, sums_before
+from .vocabulary_blocks import folded_sum, highest_tokens, sums_before
 
 NARROW = 64  # candidates of the narrow way
 LEAST_MASS = 1e-30  # less than any token's that could be drawn
@@ -33,15 +33,11 @@ def draw_narrow(
       rows: How each row samples.
       chance: The number in [0, 1) that decides.
     """
-    num_rows, num_blocks, _ = blocks.shape
-    # Any NARROW highest tokens lie in the NARROW blocks with the highest maxima.
-    _, block = lax.top_k(block_high, min(NARROW, num_blocks))
-    candidates = jnp.take_along_axis(blocks, block[..., None], axis=1)
-    logit, place = lax.top_k(candidates.reshape(num_rows, -1), NARROW)
-    token = jnp.take_along_axis(block, place // BLOCK, axis=1) * BLOCK + place % BLOCK
-    value = jnp.take_along_axis(likelihood.reshape(num_rows, -1), token, axis=1)
+    _, token = highest_tokens(blocks, block_high, NARROW)
+    value = jnp.take_along_axis(likelihood.reshape(token.shape[0], -1), token, axis=1)
 
-    in_k = jnp.where(_are_before(logit, token).sum(-1) < rows.top_k[:, None], value, 0)
+    in_k = jnp.where(jnp.arange(NARROW) < rows.top_k[:, None], value, 0)
+    # Logits that differ may have one likelihood, so in that order tokens may stand otherwise.
     mass_before = jnp.where(_are_before(value, token), in_k[:, None], 0).sum(-1)
     k_is_inside = rows.top_k <= NARROW
     mass = jnp.where(k_is_inside, in_k.sum(-1), likelihood.sum((-2, -1)))
@@ -58,7 +54,7 @@ def draw_narrow(
     mass_below = jnp.where(token[:, None] < token[..., None], weight[:, None], 0).sum(-1)
     is_reached = is_kept & (mass_below <= (chance * weight.sum(-1))[:, None])
     # The chosen one is the last that is reached, and the first always is.
-    return jnp.where(is_reached, token, -1).max(-1).astype(jnp.int32), suffices
+    return jnp.where(is_reached, token, -1).max(-1), suffices
 
 
 def _are_before(

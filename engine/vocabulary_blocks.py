@@ -29,6 +29,26 @@ def highest(
     return (best * BLOCK + jnp.argmax(within, axis=-1)).astype(jnp.int32)
 
 
+def highest_tokens(
+    blocks: Float[Array, "rows blocks block"], block_high: Float[Array, "rows blocks"], count: int
+) -> tuple[Float[Array, "rows count"], Int32[Array, "rows count"]]:
+    """The `count` highest values and their tokens, from the highest on, the lowest id on ties."""
+    num_rows, num_blocks, _ = blocks.shape
+    # Any `count` highest lie in the `count` blocks with the highest maxima; in order of ids, so
+    # that ties go to the lowest.
+    _, block = lax.top_k(_plain_zeros(block_high), min(count, num_blocks))
+    block = jnp.sort(block, axis=-1)
+    candidates = jnp.take_along_axis(blocks, block[..., None], axis=1).reshape(num_rows, -1)
+    value, place = lax.top_k(_plain_zeros(candidates), count)
+    token = jnp.take_along_axis(block, place // BLOCK, axis=1) * BLOCK + place % BLOCK
+    return value, token.astype(jnp.int32)
+
+
+def _plain_zeros(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The same without -0, which top_k takes for less than 0."""
+    return jnp.where(x == 0, 0, x)
+
+
 def folded_sum(x: Float[Array, "rows blocks block"]) -> Float[Array, " rows"]:
     """The sum of each row, three times as fast on the CPU as a plain sum of a computed array.
 
