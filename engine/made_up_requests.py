@@ -13,7 +13,8 @@ import numpy as np
 from . import packing
 from .executor import DeviceExecutor
 from .packing import UploadLayout
-from .schedule import PageEntry, Schedule
+from .schedule import PageEntry, RuleEntry, Schedule
+from .token_masks import Mask
 
 NOTHING = Schedule(decodes=(), chunks=(), page_entries=())
 
@@ -28,6 +29,8 @@ class Occupant:
       remaining: Tokens until it stops by itself. 0: it is not active, and is asked for none.
       is_active: Its next token comes from a decode row. False: from a chunk.
       columns: Other columns of its slot row, by their numbers in engine.packing.
+      rule_entries: Of its slot; those of requests whose slot rows go up in one step must fit there.
+      mask: Ids that may come, where its columns say that it is masked.
     """
 
     slot: int
@@ -35,6 +38,8 @@ class Occupant:
     remaining: int = 0
     is_active: bool = True
     columns: Mapping[int, int] = field(default_factory=dict)
+    rule_entries: Sequence[RuleEntry] = ()
+    mask: Mask | None = None
 
 
 def blank(layout: UploadLayout) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -77,11 +82,20 @@ def enter(
             row[packing.REMAINING] = occupant.remaining
             for column, value in occupant.columns.items():
                 row[column] = value
+        # With its row: a slot row forgets the history of whoever had the slot.
+        rules = [entry for occupant in rows for entry in occupant.rule_entries]
+        assert len(rules) <= len(parts["rule_entries"]), "too many rule entries"
+        parts["rule_entries"][: len(rules)] = np.reshape(rules, (-1, packing.RULE_COLUMNS))
+        masks = packing.no_masks(layout)
+        for row, occupant in zip(masks, rows, strict=False):
+            if occupant.mask is not None:
+                row[packing.MASK_SLOT] = occupant.slot
+                row[packing.MASK_WORDS :] = occupant.mask
         for row, entry in zip(parts["page_entries"], group, strict=False):
             row[packing.ENTRY_SLOT] = entry.slot
             row[packing.ENTRY_COLUMN] = entry.column
             row[packing.ENTRY_PAGE] = entry.page
-        executor.fetch(executor.dispatch(layout.key, packed))
+        executor.fetch(executor.dispatch(layout.key, packed, masks))
 
 
 def vacate(executor: DeviceExecutor, layout: UploadLayout) -> None:

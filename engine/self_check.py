@@ -3,9 +3,10 @@
 One executable is no proof: a kernel may split its sums by how many rows are live, or a library by
 how many threads are free. So one made-up request runs on the real device in several surroundings:
 alone and among others, in other slots, rows and pages, its second chunk in other places of the
-step's chunk, its decode rows beside a chunk and without. What is sampled, all log-probabilities and
-those of the prompt must be the same bits. That finds what depends on where or beside whom a request
-runs; it is no search for the one batch in a million.
+step's chunk, its decode rows beside a chunk and without; the last of them with every rule on its
+logits. What is sampled, all log-probabilities and those of the prompt must be the same bits. That
+finds what depends on where or beside whom a request runs; it is no search for the one batch in a
+million.
 """
 
 from collections.abc import Iterator
@@ -17,20 +18,33 @@ from . import packing
 from .executor import DeviceExecutor
 from .made_up_requests import Occupant, blank, enter, vacate
 from .packing import StepResult, UploadLayout
+from .sampling_params import SamplingParams
+from .schedule import RuleEntry
+from .token_masks import ids_mask
 
-DECODES = 4  # decode rows of the request in each surrounding
+DECODES = 4  # decode rows of the request in each surrounding, the last half of them with rules
 MOST_STEPS = 2 + DECODES  # of one surrounding
 FILLER_PAGES = 64  # at most, of one other request
 SEED = 12345
 
-# What the request asks for: every report there is, and rules that need the whole distribution.
+# What the request asks for: every report there is, and a draw from most of the distribution.
 ASKED = {
     packing.TEMPERATURE: packing.float_bits(1.0),
     packing.TOP_P: packing.float_bits(0.95),
     packing.SEED_LOW: SEED,
     packing.LOGPROBS: 1,
     packing.TOP_LOGPROBS: 1,
+    packing.PROMPT_TOP_LOGPROBS: 1,
 }
+
+PENALTIES = {
+    packing.HAS_PENALTIES: 1,
+    packing.REPETITION_PENALTY: packing.float_bits(1.3),
+    packing.FREQUENCY_PENALTY: packing.float_bits(0.5),
+    packing.PRESENCE_PENALTY: packing.float_bits(-0.5),
+}
+BIASES = (0.5, -1.0, 2.0)
+MOST_COUNTS = 32  # ids of the prompt whose counts are entered, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +141,7 @@ class _Probe:
         self._pages_per_seq = pages_per_seq
         rng = np.random.default_rng(SEED)
         self._tokens = rng.integers(0, vocab_size, self._length + 1).astype(np.int32)
+        self._ids = rng.permutation(vocab_size).tolist()  # to be biased, banned and waited for
         self._other_tokens = rng.integers(0, vocab_size, 4 * chunk).astype(np.int32)
         self._filler_tokens = rng.integers(0, vocab_size, layout.num_slots).tolist()
 
@@ -169,7 +184,10 @@ class _Probe:
             if start + chunk >= self._length:
                 tokens.append(result.samples[layout.key.rows + index])
         beside = [(neighbour[0], 0, most)] if neighbour is not None and where.chunk_beside else []
-        for _ in range(self._num_decodes):
+        for number in range(self._num_decodes):
+            if number == self._num_decodes // 2:
+                last = int(tokens[-1][packing.SAMPLE_TOKEN])
+                enter(self._executor, layout, [self._with_rules(slot, number, last)], {})
             tokens.append(self._step(rows, beside, slot).samples[rows.index(slot)])
         sampled = np.stack(tokens)
         if not (sampled[:, packing.SAMPLE_STATUS] & packing.VALID).all():
@@ -179,6 +197,33 @@ class _Probe:
             "log-probabilities": sampled[:, packing.SAMPLE_LOGPROB :],
             "log-probabilities of prompt tokens": np.concatenate(scores),
         }
+
+    def _with_rules(self, slot: int, num_decoded: int, token: int) -> Occupant:
+        """The request after so many decode rows; from now on every rule changes its logits."""
+        stop_id, *biased = self._ids[: 1 + len(BIASES)]
+        banned = self._ids[len(self._ids) // 2 :]
+        counted = np.unique(self._tokens[: self._length])[:MOST_COUNTS].tolist()
+        entries = [
+            RuleEntry(slot, column, token_id, packing.float_bits(bias))
+            for column, (token_id, bias) in enumerate(zip(biased, BIASES, strict=True))
+        ]
+        return Occupant(
+            slot=slot,
+            kv_len=self._length + num_decoded,
+            remaining=self._num_decodes - num_decoded,
+            columns={
+                **ASKED,
+                **PENALTIES,
+                packing.TOKEN: token,
+                packing.POSITION: num_decoded + 1,
+                packing.NUM_BIASED: len(entries),
+                packing.IS_MASKED: 1,
+                packing.MIN_TOKENS: MOST_STEPS + 1,
+                packing.STOP_IDS: stop_id,
+            },
+            rule_entries=entries + [RuleEntry(slot, packing.COUNTED, each, 1) for each in counted],
+            mask=ids_mask(SamplingParams(banned_token_ids=tuple(banned)), len(self._ids)),
+        )
 
     def _neighbour(self, slots: list[int], pages: list[int]) -> tuple[int, list[int]] | None:
         """Slot and pages, taken from those, for another prompt; None: there are none left."""
@@ -190,7 +235,10 @@ class _Probe:
         return slots.pop(), its_pages
 
     def _fillers(self, slots: list[int], pages: list[int]) -> Iterator[tuple[Occupant, list[int]]]:
-        """Others that decode, with contexts of different lengths; every other one samples."""
+        """Others that decode, with contexts of different lengths.
+
+        Every other one samples, and every third has penalties.
+        """
         size = self._layout.page_size
         most = min(len(pages) // max(len(slots), 1), FILLER_PAGES, self._pages_per_seq)
         for number, slot in enumerate(slots if most else ()):
@@ -207,6 +255,7 @@ class _Probe:
                         packing.TEMPERATURE: packing.float_bits(float(number % 2)),
                         packing.TOP_P: packing.float_bits(0.5),
                         packing.SEED_LOW: slot,
+                        **(PENALTIES if number % 3 == 0 else {}),
                     },
                 ),
                 its_pages,

@@ -22,7 +22,10 @@ from octavo.configs.engine_config import EngineConfig
 from octavo.configs.scheduling_config import SchedulingConfig
 from octavo.engine import build, packing
 from octavo.engine.engine import Engine
+from octavo.engine.executor import DeviceExecutor
+from octavo.engine.packing import StepResult, UploadLayout
 from octavo.engine.request import Request, RequestOutput
+from octavo.engine.sampling_checks import MAX_TOP_LOGPROBS
 from octavo.engine.schedule import Schedule
 from octavo.engine.self_check import check_determinism
 from octavo.engine.step_shapes import StepKey
@@ -296,3 +299,79 @@ def test_what_the_check_at_start_finds_ends_the_start(
     monkeypatch.setattr(build, "check_determinism", refuse)
     with pytest.raises(ValueError, match="other bits than alone"):
         tiny_model.build(CONFIG)
+
+
+class Watched(DeviceExecutor):
+    """An executor whose traffic is seen, and whose results are changed from some call on.
+
+    Attributes:
+      slot_rows, rule_entries, mask_rows: What went up, without padding.
+      samples, scores: Columns that came down with something in them.
+    """
+
+    def __init__(self, executor: DeviceExecutor, layout: UploadLayout) -> None:
+        self.slot_rows: list[np.ndarray] = []
+        self.rule_entries: list[np.ndarray] = []
+        self.mask_rows: list[np.ndarray] = []
+        self.samples, self.scores = set[int](), set[int]()
+        self.num_calls = 0
+        self.change: Callable[[StepResult], Any] = lambda result: None
+        self.change_from = 0
+        self._executor, self._layout = executor, layout
+
+    def dispatch(
+        self, key: StepKey, packed: np.ndarray, mask_rows: np.ndarray | None = None
+    ) -> jax.Array:
+        parts = self._layout.split(packed)
+        masks = packing.no_masks(self._layout) if mask_rows is None else mask_rows
+        for seen, rows in (
+            (self.slot_rows, parts["slot_rows"]),
+            (self.rule_entries, parts["rule_entries"]),
+            (self.mask_rows, masks),
+        ):
+            seen += [row.copy() for row in rows if row[0] < self._layout.num_slots]
+        return self._executor.dispatch(key, packed, mask_rows)
+
+    def fetch(self, result: jax.Array) -> np.ndarray:
+        found = self._executor.fetch(result).copy()
+        step = packing.unpack(self._layout.key, found)
+        self.samples |= set(np.flatnonzero(step.samples.any(0)).tolist())
+        self.scores |= set(np.flatnonzero(step.scores.any(0)).tolist())
+        if self.num_calls >= self.change_from:
+            self.change(step)
+        self.num_calls += 1
+        return found
+
+
+def test_the_check_at_start_asks_for_every_report_and_every_rule_and_compares_them(
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a report is not asked for, so that zeros are compared, or a rule never runs."""
+    given: list[Any] = []
+
+    def keep(*args: Any, **sizes: int) -> None:
+        given.extend([*args, sizes])
+
+    monkeypatch.setattr(build, "check_determinism", keep)
+    tiny_model.build(CONFIG)
+    executor, layout, sizes = given
+    plain = Watched(executor, layout)
+    check_determinism(plain, layout, **sizes)
+    asked = np.flatnonzero(np.any(plain.slot_rows, axis=0))
+    assert set(range(packing.LOGPROBS, packing.STOP_IDS)) - {packing.CHOICE} <= set(asked)
+    assert {entry[packing.RULE_COLUMN] for entry in plain.rule_entries} >= {packing.COUNTED, 0, 1}
+    assert plain.mask_rows
+    assert plain.samples == set(range(packing.SAMPLE_COLUMNS))
+    assert plain.scores == set(range(packing.SCORE_COLUMNS))
+
+    for name in ("samples", "scores"):
+        for column in (0, packing.SAMPLE_LOGPROB, -MAX_TOP_LOGPROBS - 1, -1):
+            changed = Watched(executor, layout)
+            changed.change_from = plain.num_calls // 2
+
+            def change(step: StepResult, name: str = name, column: int = column) -> None:
+                getattr(step, name)[:, column] ^= 1
+
+            changed.change = change
+            with pytest.raises(ValueError, match="other bits than alone"):
+                check_determinism(changed, layout, **sizes)

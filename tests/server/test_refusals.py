@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, override
 
 import grpc
 import pytest
@@ -129,9 +129,13 @@ def test_what_needs_no_prompt_is_refused_before_one_is_tokenised() -> None:
     """A text of a MiB takes seconds: fails if it is tokenised for a request that can never run."""
 
     class Untouched(ByteCodec):
-        def encode(self, text: str, **options: bool) -> list[int]:
+        @override
+        def encode(
+            self, text: str, *, add_special_tokens: bool, parse_special_tokens: bool
+        ) -> list[int]:
             raise AssertionError("it was tokenised")
 
+        @override
         def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
             raise AssertionError("it was tokenised")
 
