@@ -135,6 +135,7 @@ class _Walk:
         self._multiples: set[int | float] = set()
         self._combines = False
         self._num_subschemas = 0
+        self._sizes: dict[int, tuple[int, int]] = {}  # of those visited: subschemas and levels
         self._seen = {"#"}
         self._to_visit = ["#"]
 
@@ -153,13 +154,18 @@ class _Walk:
 
     def _visit(self, schema: object, place: str) -> int:
         """Checks a subschema and those inside it; the levels that it has."""
-        self._num_subschemas += 1
+        # A place may be referred to in many spellings: each counts, but what is there is read once.
+        num_subschemas, num_levels = self._sizes.get(id(schema), (1, 0))
+        self._num_subschemas += num_subschemas
         if self._num_subschemas > MAX_SUBSCHEMAS:
             raise ValueError(f"the schema has more than {MAX_SUBSCHEMAS} subschemas")
+        if num_levels:
+            return num_levels
         if isinstance(schema, bool):
             return 1
         if not isinstance(schema, dict):
             raise ValueError(f"{place} must be a schema: a JSON object, true or false")
+        num_before = self._num_subschemas - 1
         self._check_keywords(schema, place)
         self.rewritten[id(schema)] = _rewritten_keywords(schema, place)
         if "multipleOf" in schema:
@@ -168,7 +174,9 @@ class _Walk:
         if "$ref" in schema:
             self._refer(schema["$ref"], place)
         inner = (self._visit(subschema, at) for subschema, at in _subschemas(schema, place))
-        return 1 + max(inner, default=0)
+        num_levels = 1 + max(inner, default=0)
+        self._sizes[id(schema)] = self._num_subschemas - num_before, num_levels
+        return num_levels
 
     def _refer(self, reference: object, place: str) -> None:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
@@ -215,7 +223,8 @@ def _check_draft(root: Mapping[str, Any]) -> None:
 def _check_min_properties(schema: Mapping[str, Any], place: str) -> None:
     # A property that the schema does not name may come twice, and counts once.
     required = schema.get("required")
-    num_named = len(required) if isinstance(required, list) else 0
+    names: list[object] = required if isinstance(required, list) else []
+    num_named = len({name for name in names if isinstance(name, str)})
     least = schema.get("minProperties", 0)
     if isinstance(least, int) and least > num_named + 1:
         raise ValueError(

@@ -50,10 +50,13 @@ def check_multiples(values: Iterable[int | float]) -> None:
     exact = [abs(Decimal(repr(value))) for value in values]
     decimals = max((-int(each.normalize().as_tuple().exponent) for each in exact), default=0)
     whole = [int(each.scaleb(max(decimals, 0))) for each in exact]
-    if len(set(whole)) > 1 and lcm(*whole) * max(whole) >= _MAX_MULTIPLE:
-        raise ValueError(
-            "the schema combines subschemas whose multipleOf have too large a common multiple"
-        )
+    common, largest = 1, max(whole, default=0)
+    for each in whole if len(set(whole)) > 1 else ():
+        common = lcm(common, each)
+        if common * largest >= _MAX_MULTIPLE:  # before it has grown
+            raise ValueError(
+                "the schema combines subschemas whose multipleOf have too large a common multiple"
+            )
 
 
 def rewritten_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ _TOKENS = re.compile(
       (?P<comment> (?:\#|//)[^\n]*)
     | (?P<string> "(?:\\.|[^"\\\n])*")
     | (?P<expression> /(?:\\.|[^/\\])+/)
+    | (?P<open> ["/])
     | (?P<special> <[^<>\s]+>)
     | (?P<json> %json|%regex|%llguidance)
     | (?P<temperature> temperature[ \t]*=)
@@ -72,6 +73,8 @@ def checked_grammar(text: str, json_options: Mapping[str, object]) -> str:
                 raise ValueError(
                     "a rule sets a temperature, which is not supported: it is the request's"
                 )
+            case "open":  # to look for its end from every quote behind it takes minutes
+                raise ValueError(f"what begins at character {begin} with {text[begin]} has no end")
             case "definition":
                 num_definitions += 1
             case "operator":

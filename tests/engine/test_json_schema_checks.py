@@ -63,6 +63,8 @@ def nested(name: str, depth: int = MAX_DEPTH + 1) -> dict[str, Any]:
         (nested("items"), f"more than {MAX_DEPTH} objects and arrays in one another"),
         ({"const": nested("a")}, f"more than {MAX_DEPTH} objects and arrays in one another"),
         ({"minProperties": 3, "required": ["a"]}, "#/minProperties is 3"),
+        ({"minProperties": 3, "required": ["a", "a"]}, "#/minProperties is 3"),
+        ({"minProperties": 3, "required": ["a", []]}, "#/minProperties is 3"),
         ({"properties": {"a": 5}}, "#/properties/a must be a schema"),
         ({"$ref": "#/$defs/d0", "$defs": CHAIN | {"d5000": {}}}, f"more than {MAX_LEVELS} levels"),
         ({"anyOf": [{}] * MAX_SUBSCHEMAS}, f"more than {MAX_SUBSCHEMAS} subschemas"),
