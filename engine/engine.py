@@ -14,7 +14,7 @@ from .admission import EngineLimits, pick_seed
 from .choices import Choices, is_held_back
 from .dispatch import DispatchedStep, Dispatcher, Executor, fetch
 from .event_log import Recorder
-from .guided_masks import GuideCompiler, GuidedMasks
+from .guided_masks import GuideCompiler, GuidedEnd, GuidedMasks
 from .load import Totals, load_of
 from .packing import StepResult
 from .request import FinishReason, Load, RequestOutput
@@ -355,11 +355,12 @@ class Engine:
             # What the last one took says nothing where that had a chunk and this has none.
             in_flight_s = min(self._step_s, self._costs.step_s(self._in_flight.key))
             self._guides.wait(MASK_WAIT * in_flight_s, with_slot=True)
-        for state, mask, reason, error in self._guides.done():
-            if mask is None:
-                self._end_between_steps([state], reason or FinishReason.ERROR, error=error)
+        for known in self._guides.done():
+            state = known.state
+            if isinstance(known, GuidedEnd):
+                self._end_between_steps([state], known.reason, error=known.error)
                 continue
-            state.mask = mask
+            state.mask = known.mask
             self._scheduler.take_mask(state)
             if self._recorder is not None:
                 self._recorder.mask(state, self._clock())

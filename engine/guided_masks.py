@@ -54,19 +54,29 @@ class GuideCompiler(Protocol):
 
 
 class GuidedMask(NamedTuple):
-    """What became known of a request.
+    """A request can go on.
 
     Attributes:
       state: Whose.
-      mask: Ids that may come next. None: its guide has failed.
-      reason: Why the request ends then: GUIDE, or ERROR for a bug.
+      mask: Ids that may come next.
+    """
+
+    state: RequestState
+    mask: Mask
+
+
+class GuidedEnd(NamedTuple):
+    """The guide of a request has failed.
+
+    Attributes:
+      state: Whose.
+      reason: Why it ends: GUIDE, or ERROR for a bug.
       error: The same in words.
     """
 
     state: RequestState
-    mask: Mask | None
-    reason: FinishReason | None = None
-    error: str | None = None
+    reason: FinishReason
+    error: str
 
 
 class GuidedMasks:
@@ -116,17 +126,17 @@ class GuidedMasks:
         futures = [future for state, future in pending if not with_slot or state.slot is not None]
         wait(futures, timeout_s, ALL_COMPLETED if for_all else FIRST_COMPLETED)
 
-    def done(self) -> Iterable[GuidedMask]:
+    def done(self) -> Iterable[GuidedMask | GuidedEnd]:
         """What has become known since the last call."""
         for state in [each for each, future in self._pending.items() if future.done()]:
             future = self._pending.pop(state)
             try:
                 mask = future.result()
             except (GuideError, ValueError) as error:
-                yield GuidedMask(state, None, FinishReason.GUIDE, str(error))
+                yield GuidedEnd(state, FinishReason.GUIDE, str(error))
             except Exception:  # a bug of ours or of a library ends one request, and not all
                 logger.exception("the guide of %s failed", state.request.request_id)
-                yield GuidedMask(state, None, FinishReason.ERROR, "the guide failed")
+                yield GuidedEnd(state, FinishReason.ERROR, "the guide failed")
             else:
                 yield GuidedMask(state, mask)
 

@@ -25,11 +25,6 @@ def has_id(mask: Mask, token_id: int) -> bool:
     return bool(mask[token_id // WORD_BITS] >> token_id % WORD_BITS & 1)
 
 
-def full_mask(vocab_size: int) -> Mask:
-    """Every id of the vocabulary, and no bit beyond it."""
-    return _pack(np.ones(vocab_size, bool))
-
-
 def ids_mask(sampling: SamplingParams, vocab_size: int) -> Mask | None:
     """The ids that allowed_token_ids and banned_token_ids leave; None: all."""
     allowed, banned = sampling.allowed_token_ids, sampling.banned_token_ids
