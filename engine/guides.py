@@ -7,6 +7,9 @@ JSON is written in one way, with ", " and ": " between things and no other space
 put white space anywhere can go on with nothing else. Characters in its strings that need no escape
 have none, and control characters the short ones (those that lack one never come): spelled with \u,
 a name that is taken would pass for another.
+
+A regular expression is in the dialect of Rust's regex crate, with Unicode's \d, \w and \s: an
+output may have U+0663 for \d. A schema's `pattern` is in ECMA-262's (see json_schema_patterns).
 """
 
 import json
@@ -162,8 +165,12 @@ def _grammar(guide: Guide) -> dict[str, object]:
             return {"lark_grammar": f"start: /{regex_to_lark(guide.text, use_ascii='')}/"}
         case GuideKind.CHOICE:
             texts = _json(guide.text, "the choices")
-            if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_GUIDE_CHOICES:
-                raise ValueError(f"the choices must be 1 to {MAX_GUIDE_CHOICES} texts")
+            if not isinstance(texts, list):
+                raise ValueError("the choices must be an array of texts")
+            if not 1 <= len(texts) <= MAX_GUIDE_CHOICES:
+                raise ValueError(
+                    f"the choices are {len(texts)} texts; they must be 1 to {MAX_GUIDE_CHOICES}"
+                )
             for text in texts:
                 if not isinstance(text, str):
                     raise ValueError("every choice must be a text")

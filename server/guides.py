@@ -2,7 +2,6 @@
 
 import json
 
-from ..engine.sampling_checks import MAX_GUIDE_CHOICES
 from ..engine.sampling_params import Guide, GuideKind
 from . import octavo_pb2 as pb
 from .status import invalid
@@ -12,7 +11,7 @@ def engine_guide(message: pb.Guide) -> Guide:
     """The engine's record.
 
     Raises:
-      Refusal: None of the kinds is set, json_object is false, or there are no or too many choices.
+      Refusal: None of the kinds is set, or json_object is false.
     """
     match message.WhichOneof("kind"):
         case "json_schema":
@@ -24,12 +23,6 @@ def engine_guide(message: pb.Guide) -> Guide:
         case "regex":
             return Guide(kind=GuideKind.REGEX, text=message.regex)
         case "choice":
-            num_texts = len(message.choice.texts)
-            if not 1 <= num_texts <= MAX_GUIDE_CHOICES:
-                raise invalid(
-                    "sampling.guide.choice",
-                    f"choice has {num_texts} texts; it must have 1 to {MAX_GUIDE_CHOICES}",
-                )
             texts = json.dumps(list(message.choice.texts), ensure_ascii=False)
             return Guide(kind=GuideKind.CHOICE, text=texts)
         case "grammar":

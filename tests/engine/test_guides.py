@@ -218,9 +218,13 @@ def test_outputs_do_not_share_a_state(guides: Guides):
         ),
         (Guide(kind=GuideKind.GRAMMAR, text='start: %json {"not": {}}'), "'not'"),
         (Guide(kind=GuideKind.CHOICE, text='["\\ud800"]'), "lone surrogate"),
-        (Guide(kind=GuideKind.CHOICE, text="[]"), "1 to 1000"),
+        (Guide(kind=GuideKind.CHOICE, text="[]"), "0 texts; they must be 1 to 1000"),
         (Guide(kind=GuideKind.CHOICE, text="[1]"), "must be a text"),
-        (Guide(kind=GuideKind.CHOICE, text=json.dumps(["a"] * 1001)), "1 to 1000"),
+        (Guide(kind=GuideKind.CHOICE, text='{"a": 1}'), "must be an array"),
+        (
+            Guide(kind=GuideKind.CHOICE, text=json.dumps(["a"] * 1001)),
+            "1001 texts; they must be 1 to 1000",
+        ),
     ],
 )
 def test_what_cannot_be_held_to_is_refused_with_its_reason(
