@@ -86,11 +86,10 @@ def enter(
         rules = [entry for occupant in rows for entry in occupant.rule_entries]
         assert len(rules) <= len(parts["rule_entries"]), "too many rule entries"
         parts["rule_entries"][: len(rules)] = np.reshape(rules, (-1, packing.RULE_COLUMNS))
-        masks = packing.no_masks(layout)
-        for row, occupant in zip(masks, rows, strict=False):
-            if occupant.mask is not None:
-                row[packing.MASK_SLOT] = occupant.slot
-                row[packing.MASK_WORDS :] = occupant.mask
+        masked = [(occupant.slot, *occupant.mask) for occupant in rows if occupant.mask is not None]
+        masks = packing.no_masks(layout) if masked else None
+        if masks is not None:
+            masks[: len(masked)] = masked
         for row, entry in zip(parts["page_entries"], group, strict=False):
             row[packing.ENTRY_SLOT] = entry.slot
             row[packing.ENTRY_COLUMN] = entry.column

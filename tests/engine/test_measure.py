@@ -83,7 +83,10 @@ class SimulatedDevice(DeviceExecutor):
     def clock(self) -> float:
         return self.clock_s
 
-    def dispatch(self, key: StepKey, packed: np.ndarray) -> Any:
+    def dispatch(
+        self, key: StepKey, packed: np.ndarray, mask_rows: np.ndarray | None = None
+    ) -> Any:
+        assert mask_rows is None
         layout = self._layouts[key]
         part = layout.split(packed)
         for row in part["slot_rows"]:
