@@ -146,7 +146,7 @@ def test_a_place_is_read_once_however_it_is_spelled(definition: dict[str, Any]):
 
 def test_a_place_counts_in_every_spelling():
     """llguidance may take each for a place of its own: as many levels, as many subschemas."""
-    inner = {"$defs": {"a" * 9: {"items": {"items": {}}}}}
+    inner: dict[str, Any] = {"$defs": {"a" * 9: {"items": {"items": {}}}}}
     checked_json_schema({"anyOf": list(spellings(100))} | inner)
     with pytest.raises(ValueError, match="levels in all"):
         checked_json_schema({"anyOf": list(spellings(200))} | inner)
@@ -183,4 +183,4 @@ def test_schemas(schema: dict[str, Any]):
 def test_a_common_multiple_that_is_too_large_does_not_grow():
     """Fails if it is reckoned to its end first: a number of hundreds of thousands of digits."""
     with pytest.raises(ValueError, match="common multiple"):
-        check_multiples(Random(1).randrange(1, 2**40) for _ in range(30_000))
+        check_multiples(Random(1).sample(range(1, 2**40), 30_000))
