@@ -48,4 +48,4 @@ class Choices:
 
 def is_held_back(state: RequestState) -> bool:
     """Whether a choice is in no queue yet: the prompt that it shares was not computed."""
-    return state.leader is not None and state.leader.first_token_s is None
+    return state.ordinal < 0

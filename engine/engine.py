@@ -94,6 +94,7 @@ class Engine:
             recorder.start(config, limits.num_pages, max_host_pages, costs)
         self._guides = GuidedMasks(guides)
         self._choices = Choices()
+        self._released: list[RequestState] = []  # forks to be queued when a step was read
         self._in_flight: DispatchedStep | None = None
         self._outputs: list[RequestOutput] = []  # for the end of the step
         self._progress: list[Progress] = []
@@ -280,6 +281,10 @@ class Engine:
             if chunk.state.generation == chunk.generation:
                 self._take_chunk(chunk, result, step.key.rows + index, at, read_s)
             at += chunk.length
+        # Not before: a replay is told of them after all that the step brought.
+        for fork in self._released:
+            self._queue(fork)
+        self._released.clear()
 
     def _take_chunk(
         self, chunk: PrefillChunk, result: StepResult, row: int, at: int, read_s: float
@@ -331,10 +336,8 @@ class Engine:
             self._scheduler.take_chunk(chunk, token_id)
         self._totals.output_tokens += 1
         if state.first_token_s is None:
-            held_back = self._choices.held_back_by(state)
             state.first_token_s = read_s
-            for fork in held_back:
-                self._queue(fork)
+            self._released += self._choices.held_back_by(state)
         output = with_token(output or empty_output(state), state, result, row)
         if status & packing.STOPPED:  # a stop id in the last place is still a stop
             self._end(state, FinishReason.STOP, read_s, output)
@@ -395,5 +398,6 @@ class Engine:
         self._totals.finished[reason] += 1
         output = output or empty_output(state)
         self._outputs.append(last_output(output, state, reason, now_s, error))
-        for fork in self._choices.held_back_by(state):
-            self._end(fork, reason, now_s, error=error)
+        if state.first_token_s is None:
+            for fork in self._choices.held_back_by(state):
+                self._end(fork, reason, now_s, error=error)

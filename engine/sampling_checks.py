@@ -26,7 +26,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     """
     _check_distribution(sampling)
     _check_logit_rules(sampling, vocab_size)
-    _check_reports(sampling)
+    _check_reports(sampling, vocab_size)
     if sampling.seed is not None:
         require("seed", sampling.seed, is_int(sampling.seed, 0, 2**64 - 1), "in [0, 2**64)")
     require("n", sampling.n, is_int(sampling.n, 1, MAX_N), f"in [1, {MAX_N}]")
@@ -98,16 +98,15 @@ def _check_logit_rules(sampling: SamplingParams, vocab_size: int) -> None:
         )
 
 
-def _check_reports(sampling: SamplingParams) -> None:
+def _check_reports(sampling: SamplingParams, vocab_size: int) -> None:
+    most = min(MAX_TOP_LOGPROBS, vocab_size)
     for name, top_name in (
         ("logprobs", "top_logprobs"),
         ("prompt_logprobs", "prompt_top_logprobs"),
     ):
         wanted, num_top = getattr(sampling, name), getattr(sampling, top_name)
         require(name, wanted, type(wanted) is bool, "a bool")
-        require(
-            top_name, num_top, is_int(num_top, 0, MAX_TOP_LOGPROBS), f"in [0, {MAX_TOP_LOGPROBS}]"
-        )
+        require(top_name, num_top, is_int(num_top, 0, most), f"in [0, {most}]")
         require(top_name, num_top, wanted or not num_top, f"0 without {name}")
 
 

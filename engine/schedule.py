@@ -41,7 +41,7 @@ class RequestState:
       is_plain: Its tokens need nothing but to be handed on.
       waits_for_mask: That of its next token is not known yet, so it cannot be sampled.
       chain: Its tokens as the prefix cache names them; None: it is not to be cached.
-      ordinal: How many requests the engine took before it.
+      ordinal: How many were queued before it; -1: it is in no queue yet.
       rank: Its place among those that run, set when it first gets a slot and kept from then on: the
         lower is served first, and whoever has the highest is preempted.
       output_token_ids: Output ids read so far.
@@ -85,7 +85,7 @@ class RequestState:
     waits_for_mask: bool = field(init=False)
     rule_entries: "RuleEntries | None" = None
     chain: TokenChain | None = None
-    ordinal: int = 0
+    ordinal: int = -1
     rank: Rank = ()
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

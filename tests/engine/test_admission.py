@@ -54,6 +54,7 @@ REFUSED = [
     ("prompt_token_ids", (1,) * 20),
     ("prompt_token_ids", (1,) * 100_000),
     ("stop_token_ids", (1, 2, 3)),
+    *[("top_logprobs", v) for v in (-1, 21, 1.0, True, None)],
     ("request_id", ""),
     ("request_id", "x" * 257),
     ("request_id", 7),
@@ -106,6 +107,14 @@ def test_names_the_element_at_fault():
 def test_names_both_numbers_when_prompt_and_output_exceed_the_context():
     with pytest.raises(InvalidRequest, match=r"max_tokens is 18.*\[1, 17\].* 3 tokens .* 20"):
         admit(request("a", (1, 2, 3), max_tokens=18), CONFIG, LIMITS)
+
+
+def test_no_more_likely_ids_than_there_are():
+    """Else the rest is padding, which is no id."""
+    few = EngineLimits(vocab_size=12, max_model_len=20, num_pages=9, eos_token_ids=(7,))
+    with pytest.raises(InvalidRequest, match=r"top_logprobs is 13.* \[0, 12\]"):
+        admit(request("a", logprobs=True, top_logprobs=13), CONFIG, few)
+    admit(request("a", logprobs=True, top_logprobs=12), CONFIG, few)
 
 
 @pytest.mark.parametrize(

@@ -379,6 +379,26 @@ def test_choices_may_end_at_any_time(tmp_path: Path, choice: int | None, num_ste
     assert replay(_lines(path)).num_steps == engine.load().steps_total
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("max_tokens", [1, 2])
+def test_forks_come_after_all_that_a_step_brought(
+    tmp_path: Path, policy: PolicyName, max_tokens: int
+) -> None:
+    """Fails under fair if they are queued before their leader ends: its tenant never leaves then,
+    but in a replay it does."""
+    path = tmp_path / "log"
+    config = small_config(policy=policy, max_num_seqs=2)
+    engine, _ = fake_engine(config, recorder=EventLog(path, 1 << 20))
+    add_request(engine, request("long", range(1, 33), tenant="b", max_tokens=30))
+    add_request(engine, request("forked", (1, 2, 3), tenant="a", n=3, max_tokens=max_tokens))
+    for number in range(4):
+        one = request(f"short {number}", (9, number + 1), tenant="b", max_tokens=5)
+        add_request(engine, one)
+    finish(engine)
+    engine.close()
+    assert replay(_lines(path)).num_steps == engine.load().steps_total
+
+
 class _FullDisk(io.StringIO):
     @override
     def write(self, text: str, /) -> int:
