@@ -27,6 +27,7 @@ from .guide_vocabulary import GuideVocabulary
 from .guided_masks import GuideError
 from .json_schema_checks import checked_json_schema
 from .lark_grammar_checks import checked_grammar, refuse_constant
+from .regex_bounds import check_repetitions
 from .sampling_checks import MAX_GUIDE_CHOICES
 from .sampling_params import Guide, GuideKind
 from .token_masks import num_words, with_ids
@@ -162,6 +163,7 @@ def _grammar(guide: Guide) -> dict[str, object]:
         case GuideKind.JSON_OBJECT:
             return {"json_schema": {"type": "object", "x-guidance": _JSON_STYLE}}
         case GuideKind.REGEX:
+            check_repetitions(guide.text)
             return {"lark_grammar": f"start: /{regex_to_lark(guide.text, use_ascii='')}/"}
         case GuideKind.CHOICE:
             texts = _json(guide.text, "the choices")

@@ -9,6 +9,8 @@ short escape, so every class goes without it.
 
 import re
 
+from .regex_bounds import check_repetitions
+
 _TOKENS = re.compile(
     r"""
       (?P<nul> \0 | \\x00 | \\u0000 | \\U00000000 | \\[xuU]\{0+\})
@@ -46,8 +48,10 @@ def rewritten_pattern(pattern: str) -> str:
     What is an error in Rust's dialect is left as it is: llguidance says so.
 
     Raises:
-      ValueError: It uses what the two read differently and cannot be rewritten; says what.
+      ValueError: It uses what the two read differently and cannot be rewritten, or has too many
+        repetitions; says what.
     """
+    check_repetitions(pattern)
     return _TOKENS.sub(_rewritten_token, pattern)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .json_schema_checks import checked_json_schema
+from .regex_bounds import check_repetitions
 
 MAX_DEFINITIONS = 500
 """Definitions and brackets of a grammar.
@@ -75,6 +76,8 @@ def checked_grammar(text: str, json_options: Mapping[str, object]) -> str:
                 )
             case "open":  # to look for its end from every quote behind it takes minutes
                 raise ValueError(f"what begins at character {begin} with {text[begin]} has no end")
+            case "expression":
+                check_repetitions(text[begin:end])
             case "definition":
                 num_definitions += 1
             case "operator":

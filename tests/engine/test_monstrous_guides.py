@@ -17,6 +17,9 @@ from octavo.engine.json_schema_numbers import check_multiples
 from octavo.engine.json_schema_patterns import rewritten_pattern
 from octavo.engine.lark_grammar_checks import checked_grammar
 from octavo.engine.sampling_checks import MAX_GUIDE_CHARACTERS
+from octavo.engine.sampling_params import Guide, GuideKind
+
+from .byte_guides import byte_guides
 
 MAX_CPU_S = 4.0
 """Most take less than a tenth of a second, 43,000 empty schemas 1.5; what was slow took minutes."""
@@ -184,3 +187,17 @@ def test_a_common_multiple_that_is_too_large_does_not_grow():
     """Fails if it is reckoned to its end first: a number of hundreds of thousands of digits."""
     with pytest.raises(ValueError, match="common multiple"):
         check_multiples(Random(1).sample(range(1, 2**40), 30_000))
+
+
+@pytest.mark.parametrize("part", ["(?:a*)*", "a?", ".*", "[a-z]{2}", "(a|b)+"])
+@pytest.mark.parametrize("kind", [GuideKind.REGEX, GuideKind.GRAMMAR, GuideKind.JSON_SCHEMA])
+def test_too_many_repetitions_are_refused_before_they_are_compiled(kind: GuideKind, part: str):
+    """llguidance took 100 s for the first, with one of two threads that compile all guides."""
+    expression = part * (200_000 // len(part))
+    text = {
+        GuideKind.REGEX: expression,
+        GuideKind.GRAMMAR: f"start: /{expression}/",
+        GuideKind.JSON_SCHEMA: json.dumps({"type": "string", "pattern": expression}),
+    }[kind]
+    with pytest.raises(ValueError, match="repetitions; it must have at most 2000"):
+        byte_guides().check(Guide(kind=kind, text=text))
