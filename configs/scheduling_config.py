@@ -38,7 +38,8 @@ class SchedulingConfig:
       prefix_cache: Whether pages of KV are kept for later prompts that begin alike.
       inter_token_target_ms: Prompt chunks shrink until a step is predicted to take no longer than
         this while requests decode beside them. None: chunks are as large as they may be.
-      max_num_queued: Requests that may wait for a slot; one more is refused.
+      max_num_queued: Requests that may wait for a slot, each choice of one counted; one more is
+        refused.
       max_queued_tokens: Prompt tokens that may wait. Those in the prefix cache do not count once
         the engine has looked; a prompt that comes counts in full. A longer one may wait alone.
       max_predicted_wait_s: A request that would wait longer for a slot is refused.

@@ -11,7 +11,8 @@ from ..configs.scheduling_config import PolicyName, SchedulingConfig
 from .command_line import UsageError, check_utf8
 
 _WHOLE_NUMBERS = {
-    "max_num_queued": "Requests that may wait for a slot; one more is refused.",
+    "max_num_queued": "Requests that may wait for a slot, each choice of one counted; one more is "
+    "refused.",
     "max_queued_tokens": (
         "Prompt tokens that may wait; those found in the prefix cache do not count from then on, "
         "and a longer prompt may wait alone. Default: no bound."
