@@ -5,31 +5,44 @@ also follows references as deep as they go, on the stack. So a schema is walked 
 llguidance walks it: from the root, and into definitions where something refers to them. What
 llguidance would read in another way is written in its own on the way.
 
+A format is held to by its spelling, not by the calendar: 2023-02-29 is a date, and every minute may
+have a 60th second.
+
 Source of the meaning of keywords: JSON Schema, draft 2020-12.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
 
+from .json_schema_endings import Needs, endless, needs
 from .json_schema_numbers import (
+    COUNT_KEYWORDS,
     NUMBER_KEYWORDS,
     check_bound,
+    check_count,
+    check_multiple,
     check_multiples,
     rewritten_bounds,
 )
 from .json_schema_patterns import rewritten_pattern
+from .json_schema_places import (
+    DEFINITIONS,
+    ROOT_ANNOTATIONS,
+    SUBSCHEMA,
+    SUBSCHEMA_LISTS,
+    SUBSCHEMA_MAPS,
+    resolve,
+    subschemas,
+)
 from .json_schema_values import check_depth, check_name, check_value
 
-_ANNOTATIONS = frozenset(
+_ANNOTATIONS = DEFINITIONS | frozenset(
     {
         "$anchor",
         "$comment",
-        "$defs",
         "contentEncoding",
         "contentMediaType",
         "default",
-        "definitions",
         "deprecated",
         "description",
         "discriminator",  # OpenAPI's: it names the branch of a oneOf and does not change it
@@ -39,33 +52,16 @@ _ANNOTATIONS = frozenset(
         "writeOnly",
     }
 )
-_ROOT_ANNOTATIONS = frozenset({"$id", "$schema"})  # elsewhere they change what references mean
-_SUBSCHEMA = frozenset({"additionalProperties", "items"})
-_SUBSCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_SUBSCHEMA_MAPS = frozenset({"patternProperties", "properties"})
 _BOUNDS = NUMBER_KEYWORDS - {"multipleOf"}
 _VALUES = frozenset({"const", "enum"})
-_OTHERS = frozenset(
-    {
-        "$ref",
-        "format",
-        "maxItems",
-        "maxLength",
-        "maxProperties",
-        "minItems",
-        "minLength",
-        "minProperties",
-        "pattern",
-        "required",
-        "type",
-    }
-)
+_OTHERS = frozenset({"$ref", "format", "pattern", "required", "type"})
 _SUPPORTED = (
     _ANNOTATIONS
-    | _SUBSCHEMA
-    | _SUBSCHEMA_LISTS
-    | _SUBSCHEMA_MAPS
+    | SUBSCHEMA
+    | SUBSCHEMA_LISTS
+    | SUBSCHEMA_MAPS
     | NUMBER_KEYWORDS
+    | COUNT_KEYWORDS
     | _VALUES
     | _OTHERS
 )
@@ -136,7 +132,9 @@ class _Walk:
         self._combines = False
         self._num_subschemas = 0
         self._sizes: dict[int, tuple[int, int]] = {}  # of those visited: subschemas and levels
-        self._seen = {"#"}
+        self._places: dict[int, str] = {}
+        self._needs: dict[int, Needs] = {}
+        self._targets: dict[str, object] = {"#": root}  # by reference
         self._to_visit = ["#"]
 
     def visit_all(self) -> None:
@@ -144,13 +142,16 @@ class _Walk:
         num_levels = 0
         while self._to_visit:
             place = self._to_visit.pop()
-            num_levels += self._visit(_resolve(self._root, place), place)
+            num_levels += self._visit(self._targets[place], place)
             if num_levels > MAX_LEVELS:
                 raise ValueError(
                     f"the schema and what it refers to have more than {MAX_LEVELS} levels in all"
                 )
         if self._combines:  # which with which is llguidance's to find out
             check_multiples(self._multiples)
+        if without_end := endless(self._needs):
+            place = next(place for each, place in self._places.items() if each in without_end)
+            raise ValueError(f"what {place} requires never ends: no document can satisfy it")
 
     def _visit(self, schema: object, place: str) -> int:
         """Checks a subschema and those inside it; the levels that it has."""
@@ -171,25 +172,28 @@ class _Walk:
         if "multipleOf" in schema:
             self._multiples.add(schema["multipleOf"])
         self._combines |= _combines(schema)
-        if "$ref" in schema:
-            self._refer(schema["$ref"], place)
-        inner = (self._visit(subschema, at) for subschema, at in _subschemas(schema, place))
+        target = self._target(schema["$ref"], place) if "$ref" in schema else True
+        self._places[id(schema)] = place[:200]  # a long name would be kept once for each inside
+        self._needs[id(schema)] = needs(schema, target)
+        inner = (self._visit(subschema, at) for subschema, at in subschemas(schema, place))
         num_levels = 1 + max(inner, default=0)
         self._sizes[id(schema)] = self._num_subschemas - num_before, num_levels
         return num_levels
 
-    def _refer(self, reference: object, place: str) -> None:
+    def _target(self, reference: object, place: str) -> object:
+        """What a reference points to, which will be visited."""
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             raise ValueError(
                 f'{place}/$ref must be "#" or begin with "#/": other documents and anchors are '
                 "not supported"
             )
-        if reference not in self._seen:
-            self._seen.add(reference)
+        if reference not in self._targets:
+            self._targets[reference] = resolve(self._root, reference)
             self._to_visit.append(reference)
+        return self._targets[reference]
 
     def _check_keywords(self, schema: Mapping[str, Any], place: str) -> None:
-        supported = _SUPPORTED | _ROOT_ANNOTATIONS if schema is self._root else _SUPPORTED
+        supported = _SUPPORTED | ROOT_ANNOTATIONS if schema is self._root else _SUPPORTED
         unsupported = sorted(set(schema) - supported)
         if unsupported:
             names = ", ".join(map(repr, unsupported[:5]))
@@ -205,7 +209,11 @@ class _Walk:
             raise ValueError(f"{place} has prefixItems, which $schema's draft does not know")
         for keyword in NUMBER_KEYWORDS & schema.keys():
             check_bound(schema[keyword], f"{place}/{keyword}")
-        for keyword in (_VALUES | {"multipleOf"}) & schema.keys():
+        for keyword in COUNT_KEYWORDS & schema.keys():
+            check_count(schema[keyword], f"{place}/{keyword}")
+        if "multipleOf" in schema:
+            check_multiple(schema["multipleOf"], f"{place}/multipleOf")
+        for keyword in _VALUES & schema.keys():
             check_value(schema[keyword], f"{place}/{keyword}")
         _check_names(schema, place)
         _check_min_properties(schema, place)
@@ -226,7 +234,7 @@ def _check_min_properties(schema: Mapping[str, Any], place: str) -> None:
     names: list[object] = required if isinstance(required, list) else []
     num_named = len({name for name in names if isinstance(name, str)})
     least = schema.get("minProperties", 0)
-    if isinstance(least, int) and least > num_named + 1:
+    if least > num_named + 1:
         raise ValueError(
             f"{place}/minProperties is {least}; more than one beyond those in required is not "
             "supported"
@@ -245,13 +253,14 @@ def _combines(schema: Mapping[str, Any]) -> bool:
     """Whether llguidance makes one of this subschema and others."""
     if "allOf" in schema or {"properties", "patternProperties"} <= schema.keys():
         return True
-    applied = schema.keys() - _ANNOTATIONS - _ROOT_ANNOTATIONS
+    applied = schema.keys() - _ANNOTATIONS - ROOT_ANNOTATIONS
     return len(applied) > 1 and not applied.isdisjoint(_ALTERNATIVES)
 
 
 def _rewritten_keywords(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The subschema in llguidance's way, with what is inside as it was."""
     result = {key: value for key, value in schema.items() if key not in _BOUNDS}
+    result |= {key: int(schema[key]) for key in COUNT_KEYWORDS & schema.keys()}
     try:
         result |= rewritten_bounds(schema)
         if isinstance(schema.get("pattern"), str):
@@ -272,29 +281,3 @@ def _rewritten(value: object, rewritten: Mapping[int, dict[str, Any]]) -> object
     if isinstance(value, list):
         return [_rewritten(each, rewritten) for each in value]
     return value
-
-
-def _subschemas(schema: Mapping[str, Any], place: str) -> Iterator[tuple[object, str]]:
-    """What a schema applies, with its place. Wrong types are left for llguidance to refuse."""
-    for keyword, value in schema.items():
-        at = f"{place}/{keyword}"
-        if keyword in _SUBSCHEMA:
-            yield value, at
-        elif keyword in _SUBSCHEMA_LISTS and isinstance(value, list):
-            yield from ((each, f"{at}/{number}") for number, each in enumerate(value))
-        elif keyword in _SUBSCHEMA_MAPS and isinstance(value, dict):
-            yield from ((each, f"{at}/{name}") for name, each in value.items())
-
-
-def _resolve(root: object, reference: str) -> object:
-    """What a reference inside the document points to, by RFC 6901."""
-    found = root
-    for part in reference.split("/")[1:]:
-        name = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping) and name in found:
-            found = found[name]
-        elif isinstance(found, Sequence) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            raise ValueError(f"$ref {reference!r:.100} points to nothing")
-    return found

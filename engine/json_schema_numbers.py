@@ -13,6 +13,9 @@ from typing import Any
 NUMBER_KEYWORDS = frozenset(
     {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"}
 )
+COUNT_KEYWORDS = frozenset(
+    {"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"}
+)
 
 _MAX_EXACT = 2**53
 _NUM_DIGITS = 15
@@ -41,13 +44,29 @@ def check_exact(value: int | float, place: str) -> None:
             )
 
 
+def check_multiple(value: object, place: str) -> None:
+    """Raises ValueError if it is no value of multipleOf, or llguidance may read another."""
+    check_bound(value, place)
+    assert isinstance(value, int | float)
+    check_exact(value, place)
+    if value <= 0:
+        raise ValueError(f"{place} must be above 0")
+
+
+def check_count(value: object, place: str) -> None:
+    """Raises ValueError if it is no whole number from 0 on; it may be a float, as 1.0."""
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not is_whole or value < 0:
+        raise ValueError(f"{place} must be a whole number from 0 on")
+
+
 def check_multiples(values: Iterable[int | float]) -> None:
     """Checks that all the values of multipleOf can hold at once.
 
     Raises:
       ValueError: Their common multiple is too large.
     """
-    exact = [abs(Decimal(repr(value))) for value in values]
+    exact = [Decimal(repr(value)) for value in values]
     decimals = max((-int(each.normalize().as_tuple().exponent) for each in exact), default=0)
     whole = [int(each.scaleb(max(decimals, 0))) for each in exact]
     common, largest = 1, max(whole, default=0)

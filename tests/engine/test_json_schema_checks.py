@@ -62,6 +62,10 @@ def nested(name: str, depth: int = MAX_DEPTH + 1) -> dict[str, Any]:
         ({"patternProperties": {"a\0": {}}}, "# cannot be held to: it has the character U+0000"),
         (nested("items"), f"more than {MAX_DEPTH} objects and arrays in one another"),
         ({"const": nested("a")}, f"more than {MAX_DEPTH} objects and arrays in one another"),
+        ({"multipleOf": "1"}, "#/multipleOf must be a number"),
+        ({"allOf": [{"multipleOf": 0}]}, "#/allOf/0/multipleOf must be above 0"),
+        ({"multipleOf": -0.5}, "#/multipleOf must be above 0"),
+        ({"minProperties": 3.0, "required": ["a"]}, "#/minProperties is 3"),
         ({"minProperties": 3, "required": ["a"]}, "#/minProperties is 3"),
         ({"minProperties": 3, "required": ["a", "a"]}, "#/minProperties is 3"),
         ({"minProperties": 3, "required": ["a", []]}, "#/minProperties is 3"),
@@ -169,3 +173,37 @@ def test_the_schema_that_was_given_stays_as_it_is():
     assert list(checked) == ["properties", "title"]
     assert list(checked["properties"]) == ["b", "a"]
     assert checked["properties"] != schema["properties"]
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    ["maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"],
+)
+def test_counts_are_whole_numbers(keyword: str):
+    """A whole float is one too, and llguidance gets an integer."""
+    for count in (0, 1, 1.0, -0.0):
+        checked = checked_json_schema({"items": {keyword: count}})
+        assert json.dumps(checked["items"]) == json.dumps({keyword: int(count)})
+        schema_lets_through({"items": {keyword: count}})
+    for wrong in (-1, -1.0, 1.5, True, "1", None, [1], 1e999):
+        with pytest.raises(ValueError, match=f"#/items/{keyword} must be a whole number"):
+            checked_json_schema({"items": {keyword: wrong}})
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("2023-02-29", True),
+        ("2023-02-30", False),
+        ("2023-13-01", False),
+        ("12:00:60Z", True),
+        ("12:00:61Z", False),
+        ("24:00:00Z", False),
+        ("2023-02-29T12:00:60Z", True),
+        ("2023-02-30T12:00:00Z", False),
+    ],
+)
+def test_formats_are_held_to_by_their_spelling(text: str, passes: bool):
+    """What the check's docstring and the API promise: fails where they no longer say what is."""
+    date_or_time = [{"type": "string", "format": each} for each in ("date", "time", "date-time")]
+    assert schema_lets_through({"anyOf": date_or_time})(json.dumps(text)) is passes

@@ -112,7 +112,7 @@ QUOTELESS: dict[str, Any] = {"type": "string", "pattern": '^[^"]*$'}
         {"allOf": [QUOTELESS, {"maxLength": 9}]},
         {"anyOf": [QUOTELESS, {"type": "null"}]},
         {"$ref": "#/$defs/a", "$defs": {"a": QUOTELESS}},
-        {"$ref": "#/examples/0", "examples": [QUOTELESS]},
+        {"properties": {"a": QUOTELESS}, "$ref": "#/properties/a"},
         {"type": "string", "$ref": "#/$defs/a", "$defs": {"a": {"pattern": '^[^"]*$'}}},
         QUOTELESS | {"maxLength": 9},
         {"allOf": [QUOTELESS, {"type": "string", "pattern": "^[^/]*$"}]},

@@ -4,6 +4,7 @@ proportion, which a client could use to hold up the process."""
 import json
 import signal
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
 from random import Random
@@ -173,6 +174,11 @@ def test_a_place_counts_in_every_spelling():
         {"properties": {LONG_NAME: {"anyOf": [{"minimum": 1}] * 9_000}}},
         {"properties": {LONG_NAME: {"anyOf": [{}] * 9_000}}},
         {"$schema": "#" * 250_000},
+        {
+            "type": "object",
+            "patternProperties": {f"a{number}": {} for number in range(9_000)},
+            "required": [f"b{number}" for number in range(10_000)],
+        },
         {f"k{number}": 1 for number in range(20_000)},
     ],
     ids=lambda each: json.dumps(each)[:30],
@@ -181,6 +187,19 @@ def test_schemas(schema: dict[str, Any]):
     assert len(json.dumps(schema)) < MAX_GUIDE_CHARACTERS
     with suppress(ValueError):
         checked_json_schema(schema)
+
+
+def test_a_long_name_is_not_kept_for_every_subschema_inside():
+    """Fails if whole places are: 100 KB each."""
+    inside = ",".join(["{}"] * 9_000)  # apart, as a client's are
+    schema = json.loads(f'{{"properties": {{"{LONG_NAME}": {{"anyOf": [{inside}]}}}}}}')
+    tracemalloc.start()
+    try:
+        checked_json_schema(schema)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 50 * 2**20
 
 
 def test_a_common_multiple_that_is_too_large_does_not_grow():
