@@ -126,12 +126,12 @@ def admit(request: Request, config: EngineConfig, limits: EngineLimits) -> Reque
             "min_tokens", sampling.min_tokens, "0: only stop ids are among the ids that may come"
         )
     if sampling.guide is not None and mask is not None:
+        ids = "banned_token_ids" if sampling.allowed_token_ids is None else "allowed_token_ids"
         require(
-            "guide",
-            sampling.guide.kind.value,
+            ids,
+            len(getattr(sampling, ids)),
             any(has_id(mask, token_id) for token_id in limits.eos_token_ids),
-            "absent where no end-of-sequence id is among the ids that may come: a guided output "
-            "ends by one",
+            "such that an end-of-sequence id may come: a guided output ends by one",
         )
     make_state = partial(
         RequestState,

@@ -29,7 +29,12 @@ def define_response_flags(values: flags.FlagValues) -> None:
         flags.DEFINE_bool(name, False, meaning, flag_values=values)
     for name, meaning in _NUMBERS_NEED_JSON.items():
         flags.DEFINE_integer(name, None, meaning, flag_values=values)
-    flags.DEFINE_bool("echo", False, "Begin with the prompt.", flag_values=values)
+    flags.DEFINE_bool(
+        "echo",
+        False,
+        "Print the prompt's text first; with --json it is prompt_text.",
+        flag_values=values,
+    )
     flags.DEFINE_bool(
         "skip_special_tokens", True, "Leave control tokens out of the text.", flag_values=values
     )
