@@ -130,7 +130,7 @@ def run_batch(
     """Runs a batch to its end.
 
     Raises:
-      RuntimeError: A request did not bring all its tokens.
+      RuntimeError: A request did not bring all its tokens, or the rows never all ran at once.
     """
     vocab_size = engine.limits.vocab_size
     for number in range(rows):
@@ -175,6 +175,11 @@ def run_batch(
             is_over = is_over or output.finish_reason is not None
     if num_tokens != rows * output_tokens:
         raise RuntimeError(f"{kind.name}: {num_tokens} tokens came of {rows * output_tokens}")
+    if not num_timed:
+        raise RuntimeError(
+            f"{kind.name}: the first row ended before the last began; {output_tokens} "
+            "--output_tokens are too few"
+        )
     return Timing(
         tokens_per_s=num_timed / timed_s,
         gaps_s=gaps[False],
