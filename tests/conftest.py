@@ -1,5 +1,6 @@
 """Fixtures that several folders' tests share."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,14 @@ import pytest
 
 from octavo.configs.presets import DEFAULT_PRESET
 from octavo.models.fetch import default_cache_dir, fetch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_counts() -> None:
+    """A shell's `&` has the tests ignore SIGINT, which the processes that they start would inherit;
+    those that are to be interrupted would go on.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

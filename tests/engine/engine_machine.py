@@ -14,15 +14,14 @@ from octavo.configs.scheduling_config import PolicyName
 from octavo.engine.admission import choice_id, split_choice_id
 from octavo.engine.engine import Engine
 from octavo.engine.request import FinishReason, Request
-from octavo.engine.sampling_params import Guide, GuideKind
 from octavo.engine.schedule import TransferKind
 
+from .fake_guides import FakeGuides, guide
+from .fake_model import EOS
 from .fakes import (
-    EOS,
     Answer,
     Clock,
     FakeExecutor,
-    FakeGuides,
     add_request,
     collect,
     limits_for,
@@ -46,9 +45,9 @@ OPTIONS: list[dict[str, object]] = [
     {"logprobs": True, "top_logprobs": 2},
     {"n": 3},
     {"n": 2, "repetition_penalty": 2.0, "logprobs": True, "top_logprobs": 1},
-    {"guide": Guide(kind=GuideKind.REGEX, text="1")},
-    {"guide": Guide(kind=GuideKind.REGEX, text="2"), "n": 2, "frequency_penalty": 0.5},
-    {"guide": Guide(kind=GuideKind.REGEX, text="3"), "min_tokens": 3, "banned_token_ids": (1, 2)},
+    {"guide": guide(1)},
+    {"guide": guide(2), "n": 2, "frequency_penalty": 0.5},
+    {"guide": guide(3), "min_tokens": 3, "banned_token_ids": (1, 2)},
 ]
 
 MAX_STEPS = 5_000  # to end what is live when a run ends; far more than any order needs

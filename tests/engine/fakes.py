@@ -7,7 +7,6 @@ becomes a wrong token, and mostly an assertion before that.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,96 +18,18 @@ from octavo.engine import packing
 from octavo.engine.admission import EngineLimits, admit, choice_id
 from octavo.engine.engine import Engine
 from octavo.engine.event_log import Recorder
-from octavo.engine.guided_masks import GuideError
 from octavo.engine.packing import UploadLayout
 from octavo.engine.request import FinishReason, Request, RequestOutput
 from octavo.engine.sampling_checks import MAX_TOP_LOGPROBS
-from octavo.engine.sampling_params import Guide, SamplingParams
+from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.step_costs import StepCosts
 from octavo.engine.step_shapes import StepKey, StepShapes
-from octavo.engine.token_masks import Mask, num_words, with_ids
+from octavo.engine.token_masks import num_words
 
-VOCAB_SIZE = 40
-EOS = 7
+from .fake_guides import FakeGuides, guided_ids
+from .fake_model import EOS, VOCAB_SIZE, Rules, logprob_of, next_token, top_of
+
 _EMPTY = -5  # what a position of a page holds before it is written
-
-
-def _hash(*numbers: int) -> int:
-    digest = hashlib.blake2b(np.array(numbers, np.uint64).tobytes(), digest_size=4).digest()
-    return int.from_bytes(digest, "little")
-
-
-@dataclass
-class Rules:
-    """What changes the fake model's mind, as engine.logit_rules knows it.
-
-    Attributes:
-      counts: Of a request with penalties: by id, 1 if it is in the prompt, and 2 for each time that
-        it is in the output.
-      biases: (id, bias) in order.
-      may_come: Ids that may come.
-    """
-
-    counts: dict[int, int] = field(default_factory=dict)
-    biases: tuple[tuple[int, float], ...] = ()
-    may_come: tuple[int, ...] = tuple(range(VOCAB_SIZE))
-
-
-NO_RULES = Rules()
-
-
-def next_token(
-    history: Sequence[int], seed: int | None, choice: int = 0, rules: Rules = NO_RULES
-) -> int:
-    """What the fake model says after `history`; `seed` counts unless it is None (greedy)."""
-    numbers = [*history, 0 if seed is None else seed % 2**63 + 1 + choice]
-    for token_id, count in sorted(rules.counts.items()):
-        numbers += [token_id, count]
-    for token_id, bias in rules.biases:
-        numbers += [token_id, packing.float_bits(bias) % 2**32]
-    return rules.may_come[_hash(*numbers) % len(rules.may_come)]
-
-
-def top_of(history: Sequence[int], count: int) -> tuple[list[int], list[float]]:
-    """Some ids and their log-probabilities, which depend on the history."""
-    ids = [(history[-1] + 7 * place) % VOCAB_SIZE for place in range(count)]
-    return ids, [logprob_of(history, token_id) for token_id in ids]
-
-
-def logprob_of(history: Sequence[int], token: int) -> float:
-    """Exact in float32, and different for every history."""
-    return -float(_hash(*history, token) % 4096) / 64
-
-
-class FakeGuides:
-    """A guide is a number; after so many ids it lets only some come, EOS among them at times."""
-
-    def start(self, guide: Guide) -> "FakeGuideState":
-        return FakeGuideState(int(guide.text))
-
-
-class FakeGuideState:
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.taken: list[int] = []
-
-    def mask(self) -> Mask:
-        return mask_of(guided_ids(self.number, self.taken))
-
-    def take(self, token_id: int) -> None:
-        if token_id not in guided_ids(self.number, self.taken):
-            raise GuideError(f"id {token_id} breaks guide {self.number}")
-        self.taken.append(token_id)
-
-
-def guided_ids(number: int, taken: Sequence[int]) -> list[int]:
-    """Which ids a fake guide lets come next."""
-    ids = [each for each in range(VOCAB_SIZE) if _hash(number, *taken, each) % 4 == 0]
-    return ids or [EOS]
-
-
-def mask_of(token_ids: Sequence[int]) -> Mask:
-    return with_ids(np.zeros(num_words(VOCAB_SIZE), np.int32), token_ids)
 
 
 class FakeExecutor:

@@ -14,14 +14,13 @@ from octavo.engine.engine import Engine
 from octavo.engine.packing import SEGMENT_LENGTH, SEGMENT_SLOT, SEGMENT_START, UploadLayout
 from octavo.engine.request import FinishReason, Request
 
+from .fake_model import VOCAB_SIZE, next_token
 from .fakes import (
-    VOCAB_SIZE,
     Answer,
     FakeExecutor,
     add_request,
     fake_engine,
     finish,
-    next_token,
     request,
     run_alone,
     small_config,

@@ -9,7 +9,8 @@ import pytest
 from octavo.engine.dispatch import Dispatcher
 from octavo.engine.schedule import PageEntry, Schedule, Transfer, TransferKind
 
-from .fakes import VOCAB_SIZE, FakeExecutor, limits_for, small_config
+from .fake_model import VOCAB_SIZE
+from .fakes import FakeExecutor, limits_for, small_config
 
 
 class _Watched(FakeExecutor):

@@ -16,9 +16,8 @@ from octavo.engine.refusals import InvalidRequest
 from octavo.engine.request import FinishReason, Request, RequestOutput
 from octavo.engine.request_progress import Progress, ProgressKind
 
+from .fake_model import EOS, VOCAB_SIZE, next_token
 from .fakes import (
-    EOS,
-    VOCAB_SIZE,
     Answer,
     Clock,
     FakeExecutor,
@@ -26,7 +25,6 @@ from .fakes import (
     collect,
     fake_engine,
     finish,
-    next_token,
     request,
     run_alone,
     small_config,

@@ -4,23 +4,17 @@ A guided request sits out steps until its mask is there, and then nothing of it 
 ends it must not need one. Kinds 6.1, 6.5 and 10.7.
 """
 
-import threading
-from typing import override
-
 import pytest
 
 from octavo.engine.admission import choice_id
 from octavo.engine.engine import Engine
 from octavo.engine.request import FinishReason
-from octavo.engine.sampling_params import Guide, GuideKind
-from octavo.engine.token_masks import Mask
 
+from .fake_guides import HeldGuides, guide
 from .fakes import (
     Answer,
     Clock,
     FakeExecutor,
-    FakeGuides,
-    FakeGuideState,
     add_request,
     collect,
     finish,
@@ -31,29 +25,7 @@ from .fakes import (
     small_config,
 )
 
-GUIDE = Guide(kind=GuideKind.REGEX, text="4")
-
-
-class Stuck(FakeGuides):
-    """An output waits for the mask after so many tokens until it is let go, and the others with it:
-    masks are worked out one after the other.
-    """
-
-    def __init__(self, num_free: int) -> None:
-        self.num_free = num_free
-        self.may_go_on = threading.Event()
-
-    @override
-    def start(self, guide: Guide) -> FakeGuideState:
-        guides = self
-
-        class State(FakeGuideState):
-            @override
-            def mask(self) -> Mask:
-                assert len(self.taken) < guides.num_free or guides.may_go_on.wait(30)
-                return super().mask()
-
-        return State(int(guide.text))
+GUIDE = guide(4)
 
 
 class Rig:
@@ -62,7 +34,7 @@ class Rig:
     def __init__(self, num_free: int, n: int = 1) -> None:
         config = small_config()
         limits = limits_for(config, 65)
-        self.guides, self.clock = Stuck(num_free), Clock()
+        self.guides, self.clock = HeldGuides(num_free), Clock()
         self.engine = Engine(
             config,
             limits,

@@ -11,51 +11,25 @@ from octavo.engine import packing
 from octavo.engine.engine import Engine
 from octavo.engine.guided_masks import GuidedMasks, GuideError
 from octavo.engine.request import FinishReason
-from octavo.engine.sampling_params import Guide, GuideKind
+from octavo.engine.sampling_params import Guide
 from octavo.engine.step_shapes import StepKey
-from octavo.engine.token_masks import Mask
 
+from .fake_guides import FakeGuides, FakeGuideState, HeldGuides, guide, mask_of
+from .fake_model import EOS
 from .fakes import (
-    EOS,
     Answer,
     Clock,
     FakeExecutor,
-    FakeGuides,
-    FakeGuideState,
     add_request,
     collect,
     fake_engine,
     finish,
     limits_for,
-    mask_of,
     planned_costs,
     request,
     run_alone,
     small_config,
 )
-
-
-def guide(number: int) -> Guide:
-    return Guide(kind=GuideKind.REGEX, text=str(number))
-
-
-class SlowGuides(FakeGuides):
-    """Masks wait until they are let go."""
-
-    def __init__(self) -> None:
-        self.may_go_on = threading.Event()
-
-    @override
-    def start(self, guide: Guide) -> FakeGuideState:
-        guides = self
-
-        class Slow(FakeGuideState):
-            @override
-            def mask(self) -> Mask:
-                assert guides.may_go_on.wait(10)
-                return super().mask()
-
-        return Slow(int(guide.text))
 
 
 def engine_with(guides: FakeGuides) -> tuple[Engine, FakeExecutor]:
@@ -68,7 +42,7 @@ def engine_with(guides: FakeGuides) -> tuple[Engine, FakeExecutor]:
 
 def test_others_do_not_wait_for_a_mask():
     """A slow guide keeps nobody but its own request: fails if the loop waits for it."""
-    guides = SlowGuides()
+    guides = HeldGuides()
     engine, executor = engine_with(guides)
     guided = request("guided", max_tokens=5, guide=guide(1), ignore_eos=False)
     plain = request("plain", max_tokens=20)
@@ -206,7 +180,7 @@ def test_a_step_waits_for_the_masks_of_those_that_have_a_slot(
 ):
     """A queued one cannot run next: fails if each step waits as long as it may for its mask."""
     wait_s = 0.1 if has_slot else 3.0
-    config, clock, guides = small_config(max_num_seqs=1 + has_slot), Clock(), SlowGuides()
+    config, clock, guides = small_config(max_num_seqs=1 + has_slot), Clock(), HeldGuides()
     engine, _ = fake_engine(config, clock=clock, guides=guides)
     least_s = min(planned_costs(config).base_s.values())
     monkeypatch.setattr("octavo.engine.engine.MASK_WAIT", wait_s / least_s)
@@ -230,7 +204,7 @@ def test_a_step_waits_for_the_masks_of_those_that_have_a_slot(
 
 
 def test_a_request_that_is_gone_leaves_no_guide_behind():
-    guides = SlowGuides()
+    guides = HeldGuides()
     engine, _ = engine_with(guides)
     add_request(engine, request("a", max_tokens=5, guide=guide(1), ignore_eos=False, n=2))
     engine.step()
@@ -268,7 +242,7 @@ def test_masks_go_up_only_where_one_changes(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_waiting_for_masks_has_an_end():
-    masks = GuidedMasks(SlowGuides())
+    masks = GuidedMasks(HeldGuides())
     engine, _ = fake_engine()
     add_request(engine, request("a", guide=guide(1), ignore_eos=False))
     (state,) = engine._scheduler.live.values()

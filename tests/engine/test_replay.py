@@ -22,15 +22,8 @@ from octavo.engine.replay import LogEnd, ReplayError, replay
 from octavo.engine.request import FinishReason, RequestOutput
 
 from .engine_machine import OPTIONS
-from .fakes import (
-    VOCAB_SIZE,
-    Clock,
-    add_request,
-    fake_engine,
-    finish,
-    request,
-    small_config,
-)
+from .fake_model import VOCAB_SIZE
+from .fakes import Clock, add_request, fake_engine, finish, request, small_config
 
 POLICIES: tuple[PolicyName, ...] = ("fcfs", "priority", "fair", "deadline")
 

@@ -14,11 +14,10 @@ from octavo.configs.scheduling_config import PolicyName
 from octavo.engine.engine import Engine
 from octavo.engine.events import EventKind
 from octavo.engine.request import Request
-from octavo.engine.sampling_params import Guide, GuideKind
-from octavo.engine.schedule import RequestState, Schedule
-from octavo.engine.swap_reserve import SwapReserve
+from octavo.engine.schedule import Schedule
 from octavo.engine.swapping import Swapping
 
+from .fake_guides import HeldGuides, guide
 from .fakes import (
     Answer,
     Clock,
@@ -32,7 +31,6 @@ from .fakes import (
     step,
 )
 from .state_machine import HISTORIES, few_entries
-from .test_guided_masks import SlowGuides
 from .test_scheduler import Driver, chunks, ids, state
 
 
@@ -287,7 +285,7 @@ def test_a_page_may_come_back_for_two_before_a_step_is_made() -> None:
     `second` comes back into the same page.
     """
     config = small_config(policy="priority", deterministic=True, max_num_seqs=1)
-    guides = SlowGuides()
+    guides = HeldGuides()
     engine, executor = fake_engine(config, max_host_pages=60, guides=guides)
     imported: list[int] = []
     import_pages = executor.import_pages
@@ -303,8 +301,7 @@ def test_a_page_may_come_back_for_two_before_a_step_is_made() -> None:
     while not answers:
         step(engine, answers)
     guides.may_go_on.set()
-    guide = Guide(kind=GuideKind.REGEX, text="4")
-    options = {"guide": guide, "min_tokens": 9, "max_tokens": 9, "ignore_eos": False}
+    options = {"guide": guide(4), "min_tokens": 9, "max_tokens": 9, "ignore_eos": False}
     add_request(engine, request("first", (3, 4), priority=1, **options))
     engine._guides.wait(10.0)
     guides.may_go_on.clear()
@@ -345,77 +342,6 @@ def test_who_comes_back_is_told_apart_from_who_reads_the_cache() -> None:
     assert driver.scheduler.cached_tokens_total == 4
 
 
-def due(name: str, num_prompt: int, target_s: float, guide: Guide | None = None) -> RequestState:
-    """Of the tenant of that name, with a TTFT target."""
-    one = request(name, [1] * num_prompt, tenant=name, ttft_target_s=target_s, guide=guide)
-    return RequestState(request=one, max_tokens=3, stop_ids=())
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_nothing_is_kept_for_a_chunk_that_waits_for_its_mask(deterministic: bool) -> None:
-    """Of those that run: `a` has the lowest rank, and `b` is served less and so more urgent."""
-    config = small_config(
-        policy="fair",
-        deterministic=deterministic,
-        page_size=4,
-        prefill_chunk_tokens=4,
-        tenant_weights=(("a", 0.1),),
-        prefix_cache=False,
-    )
-    scheduler = Driver(config, 30).scheduler
-    scheduler.add(due("a", 5, 9.0, Guide(kind=GuideKind.REGEX, text="1")))
-    scheduler.add(due("b", 12, 9.0))
-    made = [scheduler.schedule(float(at)) for at in range(4)]
-    assert [each and chunks(each) for each in made] == [
-        [("a", 0, 4)],
-        [("b", 0, 4)],
-        [("b", 4, 4)],
-        [("b", 8, 4)],
-    ]
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_newcomer_that_is_more_urgent_takes_what_a_waiting_chunk_cannot(
-    deterministic: bool,
-) -> None:
-    """Not `later`, which is behind both."""
-    config = small_config(
-        policy="deadline",
-        deterministic=deterministic,
-        page_size=4,
-        prefill_chunk_tokens=4,
-        prefix_cache=False,
-    )
-    scheduler = Driver(config, 30).scheduler
-    scheduler.add(due("waits", 5, 20.0, Guide(kind=GuideKind.REGEX, text="1")))
-    scheduler.add(due("later", 12, 30.0))
-    made = [scheduler.schedule(float(at)) for at in range(2)]
-    scheduler.add(due("urgent", 4, 10.0))
-    made.append(scheduler.schedule(2.0))
-    assert [each and chunks(each) for each in made] == [
-        [("waits", 0, 4)],
-        [("later", 0, 4)],
-        [("urgent", 0, 4)],
-    ]
-
-
-def test_a_chunk_that_samples_waits_whole_for_its_mask() -> None:
-    """Breaks if what needs no mask goes ahead: the rest would be computed at another place."""
-    config = small_config(deterministic=True, page_size=4, prefill_chunk_tokens=4)
-    scheduler = Driver(config, 20).scheduler
-    guide = Guide(kind=GuideKind.REGEX, text="1")
-    one = RequestState(request=request("a", [1] * 7, guide=guide), max_tokens=3, stop_ids=())
-    scheduler.add(one)
-    first = scheduler.schedule(0.0)
-    assert first is not None
-    assert chunks(first) == [("a", 0, 4)]
-    assert scheduler.schedule(1.0) is None
-    scheduler.take_mask(one)
-    second = scheduler.schedule(2.0)
-    assert second is not None
-    assert chunks(second) == [("a", 4, 3)]
-
-
 def test_outputs_are_not_published() -> None:
     """Their KV came from decode rows, and a prompt's comes from chunks: other bits."""
     for deterministic in (False, True):
@@ -426,40 +352,3 @@ def test_outputs_are_not_published() -> None:
         add_request(engine, request("b", (*range(10), *first.token_ids), max_tokens=1))
         second = finish(engine)["b"]
         assert second.num_cached_tokens == (8 if deterministic else 16)
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_a_victim_always_finds_room(seed: int) -> None:
-    """The proof of SwapReserve, tried: whoever is admitted, and however they grow."""
-    rng = random.Random(seed)
-    num_device, num_host = rng.randint(1, 12), rng.randint(0, 20)
-    reserve = SwapReserve(num_device, num_host)
-    most: dict[RequestState, int] = {}
-    held: dict[RequestState, int] = {}
-    swapped: dict[RequestState, int] = {}
-    for number in range(200):
-        pages = rng.randint(1, num_device)
-        if reserve.admits(pages):
-            one = state(f"r{number}", 1, 1)
-            reserve.enter(one, pages)
-            most[one], held[one] = pages, 0
-        else:
-            with pytest.raises(ValueError, match="reserve"):
-                reserve.enter(state("late", 1, 1), pages)
-        growing = [one for one in held if held[one] < most[one]]
-        if growing:
-            one = rng.choice(growing)
-            while sum(held.values()) == num_device:
-                victim = rng.choice([other for other in held if held[other]])
-                swapped[victim] = held.pop(victim)
-                assert sum(swapped.values()) <= num_host, "no room for a victim"
-            if one in held:
-                held[one] += 1
-        for back in rng.sample(list(swapped), len(swapped)):
-            if swapped[back] + sum(held.values()) < num_device:
-                held[back] = swapped.pop(back)
-        done = [one for one in held if held[one] == most[one] and rng.random() < 0.3]
-        for one in done:
-            reserve.leave(one)
-            del held[one], most[one]
-        reserve.check()

@@ -9,7 +9,7 @@ import time
 
 from octavo.bench.retries import RetryOptions, RetryResults, measure_retries
 from octavo.bench.workload import Workload
-from tests.engine.fakes import VOCAB_SIZE
+from tests.engine.fake_model import VOCAB_SIZE
 
 from .host_loop import host_loop
 
