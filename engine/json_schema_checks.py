@@ -16,8 +16,8 @@ from typing import Any
 
 from .json_schema_endings import Needs, endless, needs
 from .json_schema_numbers import (
+    BOUND_KEYWORDS,
     COUNT_KEYWORDS,
-    NUMBER_KEYWORDS,
     check_bound,
     check_count,
     check_multiple,
@@ -52,15 +52,14 @@ _ANNOTATIONS = DEFINITIONS | frozenset(
         "writeOnly",
     }
 )
-_BOUNDS = NUMBER_KEYWORDS - {"multipleOf"}
 _VALUES = frozenset({"const", "enum"})
-_OTHERS = frozenset({"$ref", "format", "pattern", "required", "type"})
+_OTHERS = frozenset({"$ref", "format", "multipleOf", "pattern", "required", "type"})
 _SUPPORTED = (
     _ANNOTATIONS
     | SUBSCHEMA
     | SUBSCHEMA_LISTS
     | SUBSCHEMA_MAPS
-    | NUMBER_KEYWORDS
+    | BOUND_KEYWORDS
     | COUNT_KEYWORDS
     | _VALUES
     | _OTHERS
@@ -207,7 +206,7 @@ class _Walk:
             raise ValueError(f"{place}/items is a list, as in older drafts; use prefixItems")
         if self._is_older_draft() and "prefixItems" in schema:
             raise ValueError(f"{place} has prefixItems, which $schema's draft does not know")
-        for keyword in NUMBER_KEYWORDS & schema.keys():
+        for keyword in BOUND_KEYWORDS & schema.keys():
             check_bound(schema[keyword], f"{place}/{keyword}")
         for keyword in COUNT_KEYWORDS & schema.keys():
             check_count(schema[keyword], f"{place}/{keyword}")
@@ -259,7 +258,7 @@ def _combines(schema: Mapping[str, Any]) -> bool:
 
 def _rewritten_keywords(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The subschema in llguidance's way, with what is inside as it was."""
-    result = {key: value for key, value in schema.items() if key not in _BOUNDS}
+    result = {key: value for key, value in schema.items() if key not in BOUND_KEYWORDS}
     result |= {key: int(schema[key]) for key in COUNT_KEYWORDS & schema.keys()}
     try:
         result |= rewritten_bounds(schema)

@@ -10,9 +10,7 @@ from decimal import ROUND_CEILING, Decimal
 from math import lcm
 from typing import Any
 
-NUMBER_KEYWORDS = frozenset(
-    {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"}
-)
+BOUND_KEYWORDS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"})
 COUNT_KEYWORDS = frozenset(
     {"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"}
 )
@@ -31,8 +29,8 @@ def check_bound(value: object, place: str) -> None:
         raise ValueError(f"{place} has a number beyond 2**53, which is not supported")
 
 
-def check_exact(value: int | float, place: str) -> None:
-    """Raises ValueError if llguidance may read another number."""
+def check_exact(value: object, place: str) -> None:
+    """Raises ValueError if it is no number, or llguidance may read another."""
     check_bound(value, place)
     if isinstance(value, float):
         _, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
@@ -46,9 +44,8 @@ def check_exact(value: int | float, place: str) -> None:
 
 def check_multiple(value: object, place: str) -> None:
     """Raises ValueError if it is no value of multipleOf, or llguidance may read another."""
-    check_bound(value, place)
-    assert isinstance(value, int | float)
     check_exact(value, place)
+    assert isinstance(value, int | float)
     if value <= 0:
         raise ValueError(f"{place} must be above 0")
 
