@@ -14,7 +14,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from absl import flags
@@ -80,7 +80,7 @@ class Kind:
 
     name: str
     options: dict[str, Any]
-    others: dict[str, Any] | None = None
+    others: dict[str, Any] = field(default_factory=dict)
     num_others: int = 0
 
 
@@ -134,8 +134,8 @@ def run_batch(
     """
     vocab_size = engine.limits.vocab_size
     for number in range(rows):
-        is_other = kind.others is not None and number < kind.num_others
-        options = kind.others if is_other and kind.others is not None else kind.options
+        is_other = number < kind.num_others
+        options = kind.others if is_other else kind.options
         guide = options.get("guide")
         request = Request(
             request_id=f"{'other' if is_other else 'row'}-{number}",
