@@ -12,12 +12,8 @@ from functools import partial
 
 from ..engine.request import FinishReason, RequestOutput
 from ..models.stop_strings import StopMatcher
-from .logprobs import Logprobs
+from .logprobs import Logprobs, tokens_per_piece
 from .served_model import StreamDecoder
-
-MAX_ENTRIES_PER_PIECE = 8192
-"""Bounds one event: an entry is a token or one of its most likely ids. With log-probabilities and
-text that is well below the message limit of clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +86,7 @@ class ChoiceOutput:
         self._decoder = decoder
         self._matcher = matcher
         self._min_tokens = min_tokens
-        self._max_tokens_per_piece = max(1, MAX_ENTRIES_PER_PIECE // (1 + num_top))
+        self._max_tokens_per_piece = tokens_per_piece(num_top)
         self._pieces: deque[Piece] = deque()
 
     @property

@@ -5,6 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+MAX_ENTRIES_PER_PIECE = 8192
+"""Bounds one event: an entry is a token or one of its most likely ids. With log-probabilities and
+text that is well below the message limit of clients."""
+
+
+def tokens_per_piece(num_top: int) -> int:
+    """How many tokens one event takes, each with so many most likely ids; at least 1."""
+    return max(1, MAX_ENTRIES_PER_PIECE // (1 + num_top))
+
 
 @dataclass(kw_only=True, slots=True)
 class Logprobs:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..engine.request import FinishReason, RequestOutput, Timings
-from .choice_output import MAX_ENTRIES_PER_PIECE, ChoiceOutput, Piece
-from .logprobs import Logprobs
+from .choice_output import ChoiceOutput, Piece
+from .logprobs import Logprobs, tokens_per_piece
 
 Abort = Callable[[FinishReason, int | None], None]
 """Tells the engine to end one choice of the request, or with None all of them."""
@@ -163,11 +163,9 @@ class RequestStream:
         self._ready.clear()
 
     async def take(self) -> Logprobs | Piece | Outcome | Failure:
-        """Waits for something and takes it: of the prompt first, then of each choice in turn.
+        """Waits for something and takes it: first the prompt's log-probabilities, then the output.
 
-        Of the prompt come log-probabilities.
-
-        Not to be called again after an Outcome or a Failure.
+        Choices take turns. An Outcome or a Failure is the last; this is not called again after it.
         """
         await self._wake_up.wait()
         news = self._next()
@@ -195,7 +193,7 @@ class RequestStream:
     def _add_prompt(self, output: RequestOutput) -> None:
         values, pieces = output.prompt_logprobs, self._prompt_pieces
         num_places, num_top = len(values), len(output.prompt_top_token_ids) // len(values)
-        most = max(1, MAX_ENTRIES_PER_PIECE // (1 + num_top))
+        most = tokens_per_piece(num_top)
         for start in range(0, num_places, most):
             end = min(start + most, num_places)
             if not pieces or len(pieces[-1].values) + end - start > most:

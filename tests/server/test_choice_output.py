@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from octavo.engine.request import FinishReason, RequestOutput
 from octavo.models.detokenizer import IncrementalDetokenizer
-from octavo.server import choice_output
 from octavo.server.call_interceptor import MAX_SEND_BYTES
 from octavo.server.choice_output import ChoiceEnd, ChoiceOutput, Piece
 from octavo.server.events import token_event
+from octavo.server.logprobs import MAX_ENTRIES_PER_PIECE
 
 from .choice_cases import ENDS, Case, Seen, Vocabulary, cases, expected, step
 
@@ -149,7 +149,7 @@ def test_the_largest_event_is_below_the_message_limit() -> None:
     for num_top in (0, 20):
         output = ChoiceOutput(0, IncrementalDetokenizer(Vocabulary([b"x" * 200])), num_top=num_top)
         big = 2**31 - 1
-        count = 2 * choice_output.MAX_ENTRIES_PER_PIECE
+        count = 2 * MAX_ENTRIES_PER_PIECE
         top_ids = (big,) * num_top * count
         logprobs = (-1.5,) * count
         output.push(

@@ -6,7 +6,6 @@ import threading
 import grpc
 import pytest
 
-from octavo.server import choice_output
 from octavo.server import octavo_pb2 as pb
 
 from .fakes import EOS, ByteCodec
@@ -85,7 +84,7 @@ def test_most_likely_ids_count_for_the_size_of_a_delta(
     top_logprobs: int | None, most_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 11.3. Fails if what a request asks for beside each token is not in the bound."""
-    monkeypatch.setattr(choice_output, "MAX_ENTRIES_PER_PIECE", 10)
+    monkeypatch.setattr("octavo.server.logprobs.MAX_ENTRIES_PER_PIECE", 10)
 
     async def scenario() -> None:
         async with running(tokens_per_step=100) as at:

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.engine.request import FinishReason, RequestOutput, Timings
-from octavo.server import choice_output, request_stream
 from octavo.server.choice_output import ChoiceOutput, Piece
 from octavo.server.logprobs import Logprobs
 from octavo.server.request_stream import (
@@ -75,8 +74,7 @@ async def read_all(one: RequestStream) -> tuple[list[Logprobs | Piece], Outcome 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five tokens with two most likely ids each."""
-    monkeypatch.setattr(choice_output, "MAX_ENTRIES_PER_PIECE", 15)
-    monkeypatch.setattr(request_stream, "MAX_ENTRIES_PER_PIECE", 15)
+    monkeypatch.setattr("octavo.server.logprobs.MAX_ENTRIES_PER_PIECE", 15)
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.booleans()), max_size=30)
