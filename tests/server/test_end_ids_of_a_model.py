@@ -1,6 +1,5 @@
 """Kind 2.4: a model's end ids are those of its checkpoint and of its tokenizer together."""
 
-from functools import partial
 from pathlib import Path
 
 import grpc
@@ -8,14 +7,9 @@ import numpy as np
 import pytest
 
 from octavo.models.checkpoint import open_checkpoint
-from octavo.models.fetch import default_cache_dir
 from octavo.models.tokenizer import load_tokenizer
 from octavo.server import octavo_pb2 as pb
 from octavo.server import octavo_pb2_grpc
-from octavo.server.engine_flags import ModelOptions
-from octavo.server.local_server import local_server
-from octavo.server.model_loading import load_model
-from tests.engine.conftest import TINY_ENGINE, ignore_progress
 from tests.models.tiny_checkpoints import (
     BOS_TOKEN_ID,
     EOS_TOKEN_ID,
@@ -23,6 +17,8 @@ from tests.models.tiny_checkpoints import (
     tiny_config,
     write_huggingface,
 )
+
+from .real_server import serving
 
 OF_THE_CONFIG, OF_GENERATION = 300, 301
 
@@ -46,17 +42,7 @@ def test_any_of_them_ends_an_output_over_grpc(folder: Path) -> None:
     every = {OF_THE_CONFIG, OF_GENERATION, BOS_TOKEN_ID, EOS_TOKEN_ID}
     assert EOS_TOKEN_ID not in open_checkpoint(folder).eos_token_ids
     assert EOS_TOKEN_ID in load_tokenizer(folder).eos_token_ids
-    options = ModelOptions(
-        model=str(folder),
-        served_name=None,
-        engine=TINY_ENGINE,
-        cache_dir=Path(),
-        compilation_cache_dir=default_cache_dir() / "compiled-by-tests",
-    )
-    with (
-        local_server(partial(load_model, options), ignore_progress) as address,
-        grpc.insecure_channel(address) as channel,
-    ):
+    with serving(folder) as address, grpc.insecure_channel(address) as channel:
         info = octavo_pb2_grpc.ControlStub(channel).GetModelInfo(pb.GetModelInfoRequest())
         assert set(info.eos_token_ids) == every
         for end_id in every:

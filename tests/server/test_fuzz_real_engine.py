@@ -11,23 +11,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
-from octavo.models.fetch import default_cache_dir
 from octavo.server import octavo_pb2 as pb
 from octavo.server import octavo_pb2_grpc
-from octavo.server.engine_flags import ModelOptions
-from octavo.server.local_server import local_server
-from octavo.server.model_loading import load_model
 from tests.engine.conftest import TINY_ENGINE
 from tests.models.tiny_checkpoints import EOS_TOKEN, random_tensors, tiny_config, write_huggingface
 
 from .harness import rest
+from .real_server import serving
 
 CONCURRENCY = 48  # some wait for a slot, and pages run out
 MAX_MODEL_LEN = 211
@@ -39,18 +34,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     config = tiny_config(max_position=1024)
     folder = tmp_path_factory.mktemp("tiny") / "model"
     write_huggingface(folder, config, random_tensors(config), dtype=np.float32)
-    options = ModelOptions(
-        model=str(folder),
-        served_name=None,
-        engine=TINY_ENGINE,
-        cache_dir=Path(),
-        compilation_cache_dir=default_cache_dir() / "compiled-by-tests",
-    )
-
-    def ignore_progress(stage: str, done: int, total: int) -> None:
-        pass
-
-    with local_server(partial(load_model, options), ignore_progress) as at:
+    with serving(folder) as at:
         yield at
 
 

@@ -1,7 +1,6 @@
 """Guides that cannot be followed to an end, over a real port with a real engine: the request ends
 by its own doing, never as a fault of the server, and what came before stays right."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,12 @@ import pytest
 from llguidance import LLParserLimits
 
 from octavo.engine import guides
-from octavo.models.fetch import default_cache_dir
 from octavo.server import octavo_pb2 as pb
 from octavo.server import octavo_pb2_grpc
-from octavo.server.engine_flags import ModelOptions
-from octavo.server.local_server import local_server
-from octavo.server.model_loading import load_model
-from tests.engine.conftest import TINY_ENGINE
 from tests.models.tiny_checkpoints import random_tensors, tiny_config, write_huggingface
 
 from .harness import kinds
+from .real_server import serving
 
 
 def ask(guide: pb.Guide, **sampling: Any) -> pb.GenerateRequest:
@@ -41,21 +36,7 @@ def test_a_guide_that_meets_its_limit_is_no_fault_of_the_server(
     monkeypatch.setattr(guides, "_LIMITS", LLParserLimits(step_max_items=40, verbose_errors=False))
     config = tiny_config(max_position=1024)
     write_huggingface(tmp_path / "model", config, random_tensors(config), dtype=np.float32)
-    options = ModelOptions(
-        model=str(tmp_path / "model"),
-        served_name=None,
-        engine=TINY_ENGINE,
-        cache_dir=Path(),
-        compilation_cache_dir=default_cache_dir() / "compiled-by-tests",
-    )
-
-    def ignore_progress(stage: str, done: int, total: int) -> None:
-        pass
-
-    with (
-        local_server(partial(load_model, options), ignore_progress) as address,
-        grpc.insecure_channel(address) as channel,
-    ):
+    with serving(tmp_path / "model") as address, grpc.insecure_channel(address) as channel:
         inference = octavo_pb2_grpc.InferenceStub(channel)
         control = octavo_pb2_grpc.ControlStub(channel)
         asked = pb.TokenizeRequest(text="b", add_special_tokens=False)
