@@ -61,9 +61,11 @@ class _Live:
 class AdmissionLedger:
     """Counts live requests, refuses what exceeds a bound, and keeps its promises.
 
-    `enter` is for whoever submits; the engine tells the rest. What is said of a request that is not
-    live, or is said twice, changes nothing. Time that runs backwards stands still, and so does time
-    in a pause: nothing drains then, which says nothing about the pace, and no promise falls due.
+    `enter` is for whoever submits; the engine tells the rest. Each choice of a request that entered
+    is one here, by an id of its own (engine.admission.choice_id). What is said of a request that is
+    not live, or is said twice, changes nothing. Time that runs backwards stands still, and so does
+    time in a pause: nothing drains then, which says nothing about the pace, and no promise falls
+    due.
     """
 
     def __init__(self, config: EngineConfig, *, prefill_tokens_per_s: float, now_s: float) -> None:

@@ -144,7 +144,7 @@ class Engine:
         self._end_between_steps(list(self._choices), FinishReason.ERROR, error=error)
 
     def step(self) -> list[RequestOutput]:
-        """Dispatches the next step, then reads the one before; at most one output per request.
+        """Dispatches the next step, then reads the one before; at most one output per choice.
 
         Never raises for what a step did: if one fails, every request ends with an error, after
         what the step brought for it by then, and `failure` says why.

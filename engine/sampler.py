@@ -113,9 +113,9 @@ def _draw(
     is_drawn: Bool[Array, " rows"],
     token: Int32[Array, " rows"],
 ) -> tuple[Int32[Array, " rows"], Bool[Array, " rows"]]:
-    """Tokens of the rows that are drawn, in place of `token`; and False where only the wide way is.
+    """Draws what can be without the wide way: the tokens, and False for rows that need that.
 
-    Neither way but for rows that are drawn, and True for the others.
+    A row that needs it, or is not drawn, keeps its `token`.
     """
     likelihood = _likelihood(blocks, block_high, rows.temperature)
     is_truncated = is_drawn & rows.is_truncated

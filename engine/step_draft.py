@@ -10,7 +10,7 @@ from .step_shapes import HIT_PAGE_ENTRIES, RULE_ENTRIES
 
 @dataclass
 class StepDraft:
-    """A step that is not dispatched yet.
+    """A step that is not dispatched yet; its lists, in the end, are those of Schedule.
 
     Attributes:
       max_segments: Most requests whose prompts it may continue, or that it may insert.

@@ -106,7 +106,7 @@ class ServedModel:
       max_num_seqs: Requests that run at once.
       num_pages: Pages of the KV pool.
       page_size: Tokens per page.
-      num_executables: Compiled step shapes.
+      num_executables: Compiled step shapes, and the two transfers of pages where there are any.
       compile_s: Seconds that compiling took.
       compile_events_since_ready: Counts compilations from then on; anything but 0 is a fault.
       check_guide: Raises ValueError with the reason if the engine cannot hold outputs to a guide.
