@@ -131,10 +131,9 @@ class _Probe:
         self._executor = executor
         self._layout = layout
         size, chunk = layout.page_size, layout.key.chunk
-        # A whole chunk and a half, if there are pages for it.
-        wanted = -(-(chunk + max(chunk // 2, 1) + DECODES) // size)
-        columns = min(wanted, pages_per_seq, num_usable)
-        self._length = min(chunk + max(chunk // 2, 1), max(columns * size - DECODES, 1))
+        wanted = chunk + max(chunk // 2, 1)  # a chunk and a half, if there are pages for it
+        columns = min(-(-(wanted + DECODES) // size), pages_per_seq, num_usable)
+        self._length = min(wanted, max(columns * size - DECODES, 1))
         self._columns = columns
         self._num_decodes = min(DECODES, columns * size - self._length)
         self._num_usable = num_usable
