@@ -5,7 +5,7 @@ columns of engine.packing, floats as their bits: one scatter inserts a request a
 a row, whatever it holds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -154,7 +154,7 @@ def count_tokens(
     has_room = old >> packing.COUNT_SHIFT < packing.MOST_TIMES
     new = jnp.where(has_room, old + (1 << packing.COUNT_SHIFT), old)
     counts = tables.counts.at[slot, token].set(new, mode="drop", unique_indices=True)
-    return RuleTables(counts, tables.bias_ids, tables.bias, tables.masks)
+    return replace(tables, counts=counts)
 
 
 def gather_slots(slots: Slots, index: Int32[Array, " rows"]) -> Slots:
