@@ -121,13 +121,11 @@ def _add_logprobs(delta: pb.PromptDelta | pb.TokenDelta, logprobs: Logprobs) -> 
 
 
 def _timings(timings: Timings) -> pb.Timings:
-    arrival_s, admitted_s, first_token_s = (
-        timings.arrival_s,
-        timings.admitted_s,
-        timings.first_token_s,
-    )
+    def after_arrival_s(at_s: float | None) -> float | None:
+        return None if at_s is None else at_s - timings.arrival_s
+
     return pb.Timings(
-        queue_s=None if admitted_s is None else admitted_s - arrival_s,
-        ttft_s=None if first_token_s is None else first_token_s - arrival_s,
-        e2e_s=timings.finished_s - arrival_s,
+        queue_s=after_arrival_s(timings.admitted_s),
+        ttft_s=after_arrival_s(timings.first_token_s),
+        e2e_s=after_arrival_s(timings.finished_s),
     )
