@@ -99,10 +99,10 @@ class GuidedMasks:
     def begin(self, state: RequestState) -> None:
         """Begins with the mask of its first token."""
         compiler, guide = self._compiler, state.request.sampling.guide
-        assert compiler is not None, "admission lets no guide pass where there is no compiler"
+        assert compiler is not None, "front ends let no guide pass where there is no compiler"
         assert guide is not None
-        guides = self._guides[state] = self._beginners.submit(compiler.start, guide)
-        self._pending[state] = self._beginners.submit(_next_mask, guides, state, None, 0)
+        begun = self._guides[state] = self._beginners.submit(compiler.start, guide)
+        self._pending[state] = self._beginners.submit(_next_mask, begun, state, None, 0)
 
     def take(self, state: RequestState, token_id: int) -> None:
         """A token came and the output goes on: begins with the mask of the next."""
@@ -147,12 +147,12 @@ class GuidedMasks:
 
 
 def _next_mask(
-    guides: Future[GuideState], state: RequestState, token_id: int | None, num_tokens: int
+    begun: Future[GuideState], state: RequestState, token_id: int | None, num_tokens: int
 ) -> Mask:
     """The mask after a token, less what the request rules out itself.
 
     Args:
-      guides: Its guide, which is there: it was made before the first mask.
+      begun: Its guide, which is there: it was made before the first mask.
       state: Whose.
       token_id: The last token; None: there is none yet.
       num_tokens: Tokens that the output has.
@@ -160,7 +160,7 @@ def _next_mask(
     Raises:
       GuideError: The guide cannot be followed further, or the request leaves none of its ids.
     """
-    guide, sampling = guides.result(), state.request.sampling
+    guide, sampling = begun.result(), state.request.sampling
     if token_id is not None:
         guide.take(token_id)
     mask = guide.mask()
