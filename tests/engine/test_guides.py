@@ -90,10 +90,7 @@ CODE = r"[a-c]{2,5}-\d\d"
 
 CASES: list[tuple[Guide, Callable[[str], Any]]] = [
     (schema(PERSON), is_person),
-    (
-        Guide(kind=GuideKind.REGEX, text=r"[a-c]{2,5}-\d\d"),
-        re.compile(r"[a-c]{2,5}-\d\d").fullmatch,
-    ),
+    (Guide(kind=GuideKind.REGEX, text=CODE), re.compile(CODE).fullmatch),
     (
         Guide(kind=GuideKind.CHOICE, text=json.dumps(["yes", "no", 'per"haps\n', "日本語", "ye"])),
         ["yes", "no", 'per"haps\n', "日本語", "ye"].__contains__,
@@ -260,7 +257,8 @@ def test_a_model_whose_outputs_cannot_end_has_no_guides(
 def test_a_model_may_have_fewer_ids_than_its_tokenizer(tokenizer: Tokenizer):
     guides = Guides(tokenizer, vocab_size=1000, eos_token_ids=frozenset({2}))
     token_ids, has_ended = walk(guides, Guide(kind=GuideKind.REGEX, text="[a-z]{30}"), seed=0)
-    assert has_ended or max(token_ids) < 1000
+    assert has_ended
+    assert max(token_ids) < 1000
     assert max(ids_of(guides.start(Guide(kind=GuideKind.REGEX, text=".*")).mask())) < 1000
 
 
@@ -328,7 +326,7 @@ for _ in range(60):
         Guide(kind=GuideKind.REGEX, text="(.*a){60}"),
         Guide(kind=GuideKind.REGEX, text="(a|b|ab)*" * 200),
         Guide(kind=GuideKind.REGEX, text="|".join(f"x{i}y*" for i in range(20_000))),
-        Guide(kind=GuideKind.GRAMMAR, text="start: " + "a" * 1 + '\na: a a | a a a | "x"'),
+        Guide(kind=GuideKind.GRAMMAR, text='start: a\na: a a | a a a | "x"'),
         schema({"enum": [f"value {i}" for i in range(10_000)]}),
         schema(DEEP),
         # What follows ended the process, or took minutes.
