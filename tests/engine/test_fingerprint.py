@@ -284,6 +284,7 @@ _BUILD = """
 import json, sys, time
 from pathlib import Path
 from octavo.configs.engine_config import EngineConfig
+from octavo.engine.build import build_engine
 from octavo.engine.compilation import use_persistent_cache
 from octavo.models.checkpoint import open_checkpoint
 
