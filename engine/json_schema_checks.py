@@ -77,13 +77,16 @@ _FORMATS = (
     "uri",
     "uuid",
 )
-_DRAFTS = ("https://json-schema.org/draft/2020-12/schema",)
-_OLDER_DRAFTS = (
-    "https://json-schema.org/draft/2019-09/schema",
-    "http://json-schema.org/draft-07/schema",
-    "http://json-schema.org/draft-06/schema",
-    "http://json-schema.org/draft-04/schema",
-)
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+# By draft: what llguidance ignores in its schemas, or takes for something else.
+_UNKNOWN: dict[str, frozenset[str]] = {
+    _DRAFT: frozenset(),
+    "https://json-schema.org/draft/2019-09/schema": frozenset({"prefixItems"}),
+    "http://json-schema.org/draft-07/schema": frozenset({"prefixItems"}),
+    "http://json-schema.org/draft-06/schema": frozenset({"prefixItems"}),
+    "http://json-schema.org/draft-04/schema": frozenset({"const", "prefixItems"}),
+}
 
 MAX_SUBSCHEMAS = 10_000
 """Subschemas that are visited, those that are referred to twice counted twice where it matters."""
@@ -108,7 +111,6 @@ def checked_json_schema(schema: object) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise ValueError("the schema must be a JSON object")
     check_depth(schema)
-    _check_draft(schema)
     walk = _Walk(schema)
     walk.visit_all()
     rewritten = _rewritten(schema, walk.rewritten)
@@ -127,6 +129,7 @@ class _Walk:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.rewritten: dict[int, dict[str, Any]] = {}
         self._root = root
+        self._draft = _draft(root)
         self._multiples: set[int | float] = set()
         self._combines = False
         self._num_subschemas = 0
@@ -204,8 +207,8 @@ class _Walk:
             )
         if isinstance(schema.get("items"), list):
             raise ValueError(f"{place}/items is a list, as in older drafts; use prefixItems")
-        if self._is_older_draft() and "prefixItems" in schema:
-            raise ValueError(f"{place} has prefixItems, which $schema's draft does not know")
+        for keyword in sorted(_UNKNOWN[self._draft] & schema.keys()):
+            raise ValueError(f"{place} has {keyword}, which $schema's draft does not know")
         for keyword in BOUND_KEYWORDS & schema.keys():
             check_bound(schema[keyword], f"{place}/{keyword}")
         for keyword in COUNT_KEYWORDS & schema.keys():
@@ -217,14 +220,12 @@ class _Walk:
         _check_names(schema, place)
         _check_min_properties(schema, place)
 
-    def _is_older_draft(self) -> bool:
-        return str(self._root.get("$schema", "")).rstrip("#") in _OLDER_DRAFTS
 
-
-def _check_draft(root: Mapping[str, Any]) -> None:
-    draft = root.get("$schema", _DRAFTS[0])
-    if not isinstance(draft, str) or draft.rstrip("#") not in _DRAFTS + _OLDER_DRAFTS:
-        raise ValueError(f"$schema is {draft!r:.100}; supported is {_DRAFTS[0]}")
+def _draft(root: Mapping[str, Any]) -> str:
+    draft = root.get("$schema", _DRAFT)
+    if not isinstance(draft, str) or draft.rstrip("#") not in _UNKNOWN:
+        raise ValueError(f"$schema is {draft!r:.100}; supported is {_DRAFT}")
+    return draft.rstrip("#")
 
 
 def _check_min_properties(schema: Mapping[str, Any], place: str) -> None:

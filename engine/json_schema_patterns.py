@@ -3,17 +3,26 @@ r"""Regular expressions of a JSON schema, rewritten for llguidance. No JAX.
 llguidance reads them in the dialect of Rust's regex crate. Where that means something else than
 ECMA-262, which JSON Schema names, they are rewritten or refused. And what it makes of a class for
 the inside of JSON's quotes is wrong where the class has all control characters: the escapes \" and
-\\ pass too, whether or not the class has these characters. No output can have U+0000, which has no
-short escape, so every class goes without it.
+\\ pass too, whether or not the class has these characters. A control character on its own it drops:
+^a\x01b$ would let "ab" pass. No output can have those without a short escape, so every class goes
+without them, and elsewhere they are refused.
 """
 
 import re
 
 from .regex_bounds import check_repetitions
 
+UNSPELLABLE = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"
+"""Class of the characters that no output has in a string: control characters without a short escape
+in JSON, and DEL, which llguidance has none of."""
+
 _TOKENS = re.compile(
     r"""
-      (?P<nul> \0 | \\x00 | \\u0000 | \\U00000000 | \\[xuU]\{0+\})
+      (?P<control>
+        [\x00-\x07\x0b\x0e-\x1f\x7f] | \\[av]
+      | \\(?: x | u00 | U000000 ) (?: 0[0-7bBeEfF] | 1[0-9a-fA-F] | 7[fF] )
+      | \\[xuU]\{ 0* (?: [0-7bBeEfF] | 1[0-9a-fA-F] | 7[fF] ) \}
+      )
     | (?P<property> \\[pP] (?: \{[^{}]*\} | . ))
     | (?P<space> \\[sS])
     | (?P<anchor> \\[Az])
@@ -43,8 +52,9 @@ _DOT = r"[^\n\r\u2028\u2029]"
 
 
 def rewritten_pattern(pattern: str) -> str:
-    """A pattern that means in llguidance what this one means in ECMA-262, but for U+0000.
+    """A pattern that means in llguidance what this one means in ECMA-262.
 
+    Its classes lose the characters that no output has.
     What is an error in Rust's dialect is left as it is: llguidance says so.
 
     Raises:
@@ -59,17 +69,17 @@ def _rewritten_token(found: re.Match[str]) -> str:
     token = found.group()
     match found.lastgroup:
         case "class":
-            return _without_nul(_CLASS_TOKENS.sub(_rewritten_class_token, token[1:-1]).join("[]"))
+            return _spellable(_CLASS_TOKENS.sub(_rewritten_class_token, token[1:-1]).join("[]"))
         case "property":
-            return _without_nul(token)
+            return _spellable(token)
         case "space":
             return _SPACE_CLASSES[token]
         case "dot":
             return _DOT
         case "flags" if set(token[2:-1]) == {"i"}:
             return token
-        case "nul":
-            raise ValueError("it has the character U+0000, which no output can have")
+        case "control":
+            raise ValueError(f"it has {token!r}, a control character that no output can have")
         case "anchor":
             raise ValueError(f"{token} is an anchor in some dialects only; use ^ and $")
         case "bracket":
@@ -100,5 +110,5 @@ def _rewritten_class_token(found: re.Match[str]) -> str:
             return token
 
 
-def _without_nul(regex_class: str) -> str:
-    return rf"[{regex_class}--\x00]"
+def _spellable(regex_class: str) -> str:
+    return f"[{regex_class}--{UNSPELLABLE}]"

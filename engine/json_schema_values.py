@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterable, Mapping
 
 from .json_schema_numbers import check_exact
+from .json_schema_patterns import UNSPELLABLE
 
 MAX_DEPTH = 120
 """Objects and arrays in one another; llguidance reads a few more."""
 
-# Outputs have no \u escapes in strings.
-_UNSPELLABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_UNSPELLABLE = re.compile(UNSPELLABLE)
 
 
 def check_depth(schema: object) -> None:
@@ -39,12 +39,11 @@ def check_value(value: object, place: str) -> None:
 
 
 def check_name(name: str, place: str) -> None:
-    """Raises ValueError for a property's name that rewritten patterns would not match.
-
-    Other control characters are right in names: llguidance spells those itself.
-    """
-    if "\0" in name:
-        raise ValueError(f"{place} has a name with the character U+0000, which is not supported")
+    """Raises ValueError for a property's name that rewritten patterns would not match."""
+    if _UNSPELLABLE.search(name):
+        raise ValueError(
+            f"{place} has a name with a control character without a short escape in JSON"
+        )
 
 
 def _inner(value: object) -> Iterable[object]:

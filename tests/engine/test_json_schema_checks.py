@@ -40,6 +40,10 @@ def nested(name: str, depth: int = MAX_DEPTH + 1) -> dict[str, Any]:
             {"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": []},
             "draft does not know",
         ),
+        (
+            {"$schema": "http://json-schema.org/draft-04/schema#", "items": {"const": 1}},
+            "#/items has const, which $schema's draft does not know",
+        ),
         ({"items": [{}, {}]}, "use prefixItems"),
         ({"format": "unknown"}, "#/format is 'unknown'"),
         ({"format": ["date"]}, "#/format is"),
@@ -55,11 +59,11 @@ def nested(name: str, depth: int = MAX_DEPTH + 1) -> dict[str, Any]:
         ({"allOf": [{"multipleOf": 2**16}, {"multipleOf": 2**16 + 1}]}, "common multiple"),
         ({"multipleOf": 1e-4, "anyOf": [{"multipleOf": 500_000}, {}]}, "common multiple"),
         ({"const": {"a": ["\x7f"]}}, "#/const has a control character"),
-        ({"const": {"a\0": 1}}, "#/const has a name with the character U+0000"),
-        ({"properties": {"\0": True}}, "#/properties has a name with the character U+0000"),
-        ({"items": {"required": ["\0"]}}, "#/items/required has a name with the character U+0000"),
+        ({"const": {"a\0": 1}}, "#/const has a name with a control character"),
+        ({"properties": {"\0": True}}, "#/properties has a name with a control character"),
+        ({"items": {"required": ["\0"]}}, "#/items/required has a name with a control character"),
         ({"items": {"pattern": "[]"}}, "#/items cannot be held to: it has a class"),
-        ({"patternProperties": {"a\0": {}}}, "# cannot be held to: it has the character U+0000"),
+        ({"patternProperties": {"a\0": {}}}, "# cannot be held to: it has '\\x00', a control"),
         (nested("items"), f"more than {MAX_DEPTH} objects and arrays in one another"),
         ({"const": nested("a")}, f"more than {MAX_DEPTH} objects and arrays in one another"),
         ({"multipleOf": "1"}, "#/multipleOf must be a number"),
@@ -121,7 +125,41 @@ def test_depth_is_bounded_by_name(depth: int):
         schema_lets_through(schema)
 
 
-CONTROLS = [*map(chr, range(1, 0x20)), "\x7f", "\x80", "\u2028"]
+@pytest.mark.parametrize(
+    ("draft", "refused"),
+    [
+        ("draft-04", {"const", "prefixItems"}),
+        ("draft-06", {"prefixItems"}),
+        ("draft-07", {"prefixItems"}),
+        ("draft/2019-09", {"prefixItems"}),
+        ("draft/2020-12", set()),
+    ],
+)
+def test_no_keyword_is_ignored_under_any_draft(draft: str, refused: set[str]):
+    """Each rules one of the documents out, whatever $schema says; or it is refused."""
+    scheme = "https" if "/" in draft else "http"
+    narrowing: dict[str, Any] = {
+        **{"type": "null", "const": 1, "enum": [1], "pattern": "b", "format": "date"},
+        **{"minLength": 2, "maxLength": 0, "minimum": 2, "maximum": 0, "multipleOf": 2},
+        **{"exclusiveMinimum": 1, "exclusiveMaximum": 1, "required": ["b"], "minProperties": 1},
+        **{"properties": {"a": False}, "patternProperties": {"a": False}, "maxProperties": 0},
+        **{"additionalProperties": False, "items": False, "minItems": 2, "maxItems": 0},
+        **{"prefixItems": [False], "$ref": "#/$defs/a", "allOf": [{"type": "null"}]},
+        **{"anyOf": [{"type": "null"}], "oneOf": [{"type": "null"}]},
+    }
+    for keyword, value in narrowing.items():
+        schema = {"$schema": f"{scheme}://json-schema.org/{draft}/schema", keyword: value}
+        schema |= {"$defs": {"a": {"type": "null"}}}
+        if keyword in refused:
+            with pytest.raises(ValueError, match="draft does not know"):
+                schema_lets_through(schema)
+        else:
+            documents = ['{"a": 1}', "{}", "[1]", "1", '"a"']
+            assert not all(map(schema_lets_through(schema), documents)), keyword
+
+
+CONTROLS = [*map(chr, range(0x20)), "\x7f", "\x80", "\u2028"]
+WITH_SPELLING = "\b\t\n\f\r\x80\u2028"
 
 
 @pytest.mark.parametrize(
@@ -141,9 +179,15 @@ CONTROLS = [*map(chr, range(1, 0x20)), "\x7f", "\x80", "\u2028"]
     ],
 )
 def test_control_characters_in_names(schema: dict[str, Any]):
-    """A name comes in one spelling, and what comes with it is what the schema has for it."""
+    """A name comes in one spelling, and what comes with it is what the schema has for it; those
+    that lack a short escape are refused, for patterns go without them.
+    """
     for character in CONTROLS:
         text = json.dumps({"type": "object"} | schema).replace("NAME", json.dumps(character)[1:-1])
+        if character not in WITH_SPELLING:
+            with pytest.raises(ValueError, match="a name with a control character"):
+                checked_json_schema(json.loads(text))
+            continue
         lets_object_through = schema_lets_through(json.loads(text))
         names = {json.dumps(character), json.dumps(character, ensure_ascii=False)}
         passing = [name for name in names if lets_object_through(f"{{{name}: 1}}")]
@@ -157,7 +201,7 @@ def test_control_characters_in_texts(keyword: str):
     """Those with a short escape come, and all others are refused."""
     for character in CONTROLS:
         schema = {keyword: character if keyword == "const" else [character, "a"]}
-        if character in "\b\t\n\f\r\x80\u2028":
+        if character in WITH_SPELLING:
             assert schema_lets_through(schema)(json.dumps(character, ensure_ascii=False))
         else:
             with pytest.raises(ValueError, match="control character"):

@@ -163,12 +163,41 @@ def test_no_class_lets_a_character_through_that_it_has_not():
     assert num_held > 400
 
 
+UNSPELLABLE = [*range(0x08), 0x0B, *range(0x0E, 0x20), 0x7F]
+
+
+@pytest.mark.usefixtures("types_unchecked")
+@pytest.mark.parametrize("code", UNSPELLABLE)
+def test_a_control_character_that_no_output_can_have_is_not_left_out(code: int):
+    """llguidance drops it: "ab" would match."""
+    spellings = [chr(code), rf"\x{code:02x}", rf"\x{code:02X}", rf"\u{code:04x}", rf"\U{code:08X}"]
+    spellings += [rf"\u{{{code:x}}}", rf"\x{{0{code:X}}}"]
+    spellings += [{0x07: r"\a", 0x0B: r"\v"}.get(code, chr(code))]
+    for spelling in spellings:
+        for pattern in (f"^a{spelling}b$", f"^a{spelling}?b$", f"^(a|{spelling}b)"):
+            with pytest.raises(ValueError, match="a control character that no output can have"):
+                rewritten_pattern(pattern)
+        with pytest.raises(ValueError, match="Regex is empty"):
+            schema_lets_through({"type": "string", "pattern": f"^a[{spelling}]b$"})
+    all_others = rf"\x00-\x{max(code - 1, 0):02x}\x{code + 1:02x}-\u{{10ffff}}"
+    with pytest.raises(ValueError, match="Regex is empty"):
+        schema_lets_through({"type": "string", "pattern": f"^a[^{all_others}]b$"})
+
+
+def test_classes_may_have_control_characters_among_others():
+    for pattern in (r"^a[\x01-\x1f]b$", r"^a[\v\n]b$", r"^a[\x7f\n]b$", r"^a\p{Cc}b$"):
+        lets_string_through = schema_lets_through({"type": "string", "pattern": pattern})
+        assert lets_string_through(r'"a\nb"')
+        assert not lets_string_through('"ab"')
+        assert not lets_string_through(r'"a\u0001b"')
+
+
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        (r"a\x00", "U+0000"),
-        (r"\u0000|a", "U+0000"),
-        ("a\0", "U+0000"),
+        (r"a\x00", "a control character"),
+        (r"\u0000|a", "a control character"),
+        ("a\0", "a control character"),
         (r"^[]a]$", "begins with ]"),
         (r"^[^]a]$", "begins with ]"),
         (r"^[a", "does not end"),
