@@ -18,6 +18,7 @@ from .reply import Reply
 from .served_model import ServedModel
 from .status import CallContext, Refusal, invalid
 from .streams import StreamRouter
+from .unknown_fields import refuse_unknown_fields
 
 
 class InferenceService:
@@ -57,6 +58,7 @@ class InferenceService:
         arrival_s = self._clock()
         with self._gate.enter():
             model = self._lifecycle.model_for(request.model)
+            refuse_unknown_fields(request)
             deadline_s = _deadline_s(context, arrival_s)
             request_id = request.request_id or self._new_request_id()
             stream = self._router.open(request_id)
@@ -98,6 +100,7 @@ class InferenceService:
         """The ids that Generate would run for the same input."""
         with self._gate.enter():
             model = self._lifecycle.model_for(request.model)
+            refuse_unknown_fields(request)
             return pb.TokenizeResponse(token_ids=await prompt_token_ids(request, model))
 
     async def Detokenize(
@@ -106,6 +109,7 @@ class InferenceService:
         """The text of ids."""
         with self._gate.enter():
             model = self._lifecycle.model_for(request.model)
+            refuse_unknown_fields(request)
             num_ids = len(request.token_ids.ids)
             if num_ids > MAX_DETOKENIZE_IDS:
                 raise invalid(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from . import octavo_pb2 as pb
 from .served_model import ServedModel
 from .status import invalid
+from .unknown_fields import refuse_unknown_fields
 
 INLINE_BYTES = 2048
 """Longer requests are tokenised in a thread. At a few characters per microsecond, this many hold up
@@ -107,11 +108,14 @@ async def _chat_ids(
     messages = request.chat.messages
     if not messages:
         raise invalid("chat.messages", "chat.messages is empty; it must have at least 1 message")
+
+    def encode() -> list[int]:
+        for index, each in enumerate(messages):
+            refuse_unknown_fields(each, f"chat.messages[{index}]")
+        return model.codec.encode_chat([(each.role, each.content) for each in messages])
+
     try:
-        return await _off_loop_if_long(
-            request,
-            lambda: model.codec.encode_chat([(each.role, each.content) for each in messages]),
-        )
+        return await _off_loop_if_long(request, encode)
     except ValueError as error:
         # What the template says of a message begins with its path from the messages on.
         message = str(error)
