@@ -273,32 +273,8 @@ def test_it_is_the_same_in_every_process_and_out_of_the_cache(tmp_path: Path) ->
 
 
 def _build_elsewhere(model: Path, cache: Path | None) -> dict[str, Any]:
-    command = [sys.executable, "-c", _BUILD, str(model), str(cache or "")]
+    command = [sys.executable, "-m", "tests.engine.build_elsewhere", str(model), str(cache or "")]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-_BUILD = """
-import json, sys, time
-from pathlib import Path
-from octavo.configs.engine_config import EngineConfig
-from octavo.engine.build import build_engine
-from octavo.engine.compilation import use_persistent_cache
-from octavo.models.checkpoint import open_checkpoint
-
-if sys.argv[2]:
-    use_persistent_cache(Path(sys.argv[2]))
-built = build_engine(
-    open_checkpoint(Path(sys.argv[1])),
-    EngineConfig(
-        deterministic=True, dtype="float32", max_num_seqs=2, prefill_chunk_tokens=16,
-        num_pages=16, max_model_len=64, host_kv_bytes=1 << 20,
-    ),
-    eos_token_ids=frozenset({258}),
-    clock=time.monotonic,
-    on_progress=lambda *_: None,
-)
-print(json.dumps({"fingerprint": built.fingerprint, "compile_s": built.compile_s}))
-"""
