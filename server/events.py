@@ -37,7 +37,8 @@ def echo_deltas(
     """The prompt's ids and text, in parts.
 
     A character that the prompt leaves unfinished is not in it. If the output goes on with it, it
-    comes there, so the two texts joined are always that of all ids.
+    comes there; else not at all, where the text of all ids has U+FFFD. But for that the two texts
+    joined are the text of all ids.
 
     Args:
       prompt_token_ids: All of them.
