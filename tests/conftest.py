@@ -4,11 +4,16 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import jaxtyping
 import pytest
 
 from octavo.configs.presets import DEFAULT_PRESET
 from octavo.models.fetch import default_cache_dir, fetch
+
+# A busy machine is no failure: how long one example takes says nothing.
+hypothesis.settings.register_profile("octavo", deadline=None)
+hypothesis.settings.load_profile("octavo")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -592,6 +592,4 @@ class _Machine(RuleBasedStateMachine):
 
 
 TestMachine = _Machine.TestCase
-TestMachine.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, derandomize=True
-)
+TestMachine.settings = settings(max_examples=60, stateful_step_count=60, derandomize=True)
