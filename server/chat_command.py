@@ -12,7 +12,7 @@ from . import octavo_pb2 as pb
 from . import octavo_pb2_grpc
 from .client import GenerationFailed, generate
 from .command_line import Command, UsageError, check_utf8
-from .generation_flags import command_error, connected, define_generation_flags, sampling
+from .generation_flags import check, command_error, connected, define_generation_flags, sampling
 from .request_flags import define_request_flags, set_request_flags
 
 with suppress(ImportError):
@@ -41,6 +41,7 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
         history.append(pb.ChatMessage(role="system", content=values.system))
     common = pb.GenerateRequest(sampling=sampling(values))
     set_request_flags(values, common)
+    check(common, values)
     with connected(values) as channel:
         try:  # before anybody types: is there a server, and has it loaded its model
             octavo_pb2_grpc.ControlStub(channel).GetModelInfo(pb.GetModelInfoRequest())

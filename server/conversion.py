@@ -138,7 +138,8 @@ def engine_request(
 def invalid_field(error: InvalidRequest, request: pb.GenerateRequest) -> Refusal:
     """The engine's refusal in the words of the wire: its field, and its unit."""
     if error.field == "prompt_token_ids":
-        return invalid(request.WhichOneof("input") or "input", str(error))
+        field = request.WhichOneof("input") or "input"
+        return invalid(field, str(error).replace(error.field, field, 1))
     message = str(error)
     if name := _TARGETS.get(error.field):
         sent_ms = getattr(request.scheduling, name)

@@ -11,7 +11,7 @@ from absl import flags
 from . import octavo_pb2 as pb
 from .client import Answer, Choice, GenerationFailed, generate
 from .command_line import EXIT_FAILURE, Command, UsageError, check_utf8
-from .generation_flags import command_error, connected, define_generation_flags, sampling
+from .generation_flags import check, command_error, connected, define_generation_flags, sampling
 from .request_flags import define_request_flags, set_request_flags
 from .response_flags import define_response_flags, set_response_flags
 from .sampling_flags import token_ids
@@ -43,6 +43,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     """Generates and prints; returns 0 if the output is complete."""
     request = _request(values)
+    check(request, values)
     with connected(values) as channel:
         try:
             answer = generate(channel, request, _ignore if values.json else _print_text)
@@ -138,9 +139,11 @@ def _summary(answer: Answer) -> str:
     """Tokens and speed, as the engine measured them."""
     completed = answer.completed or pb.Completed()
     usage, timings = completed.usage, completed.timings
-    cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    notes = {"cached": usage.cached_tokens, "more were cut off": answer.accepted.truncated_tokens}
+    noted = ", ".join(f"{count} {what}" for what, count in notes.items() if count)
+    prompt = f"prompt ({noted})" if noted else "prompt"
     words = [
-        f"{usage.prompt_tokens} prompt{cached} + {usage.completion_tokens} output tokens",
+        f"{usage.prompt_tokens} {prompt} + {usage.completion_tokens} output tokens",
         f"ended by {_end_in_words(answer.choices[0])}",
     ]
     if timings.HasField("ttft_s"):

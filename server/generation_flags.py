@@ -9,17 +9,23 @@ from contextlib import contextmanager
 import grpc
 from absl import flags
 
+from ..engine.refusals import InvalidRequest
+from ..engine.sampling_checks import check_sampling
 from . import octavo_pb2 as pb
 from .client import GenerationFailed, open_channel, retry_after_s
 from .command_line import CommandError, UsageError
+from .conversion import invalid_field, sampling_params
 from .engine_flags import define_engine_flags, model_options, refuse_engine_flags
 from .guide_flags import define_guide_flags, set_guide_flags
 from .late_import import late_import
 from .progress import ProgressDisplay
 from .sampling_flags import define_sampling_flags, sampling_message
+from .status import Refusal
 
 # One request at a time needs one slot, and few executables to compile.
 _LOCAL_MAX_NUM_SEQS = 1
+_ANY_VOCABULARY = 2**31
+_INPUT_FLAGS = {"text": "prompt", "chat": "prompt", "token_ids": "prompt_ids"}
 _LOCAL_FIELDS = (
     "prefill_chunk_tokens",
     "max_model_len",
@@ -47,6 +53,21 @@ def sampling(values: flags.FlagValues) -> pb.Sampling:
     message = sampling_message(values)
     set_guide_flags(values, message)
     return message
+
+
+def check(request: pb.GenerateRequest, values: flags.FlagValues) -> None:
+    """Refuses what no model could do, before anything is loaded for it.
+
+    Raises:
+      UsageError: Names the flag. The server knows the bounds that depend on its model.
+    """
+    try:
+        sampling = sampling_params(request.sampling, request.response)
+        check_sampling(sampling, vocab_size=_ANY_VOCABULARY)
+    except InvalidRequest as error:
+        raise _usage_error(invalid_field(error, request).message, values) from error
+    except Refusal as error:
+        raise _usage_error(error.message, values) from error
 
 
 @contextmanager
@@ -99,6 +120,11 @@ def command_error(
         wait_s = retry_after_s(error)
         hint = "" if wait_s is None else f"; try again in {wait_s:.1f} s"
         return CommandError(f"{error.code().name}: {message}{hint}")
-    # The message begins with the field at fault, and fields are called as the flags are.
+    return _usage_error(message, values)
+
+
+def _usage_error(message: str, values: flags.FlagValues) -> UsageError:
+    """A refusal that begins with the field at fault; fields are mostly called as the flags are."""
     field = message.split(" ", 1)[0].split("[")[0]
-    return UsageError(f"--{message}" if field in values else message)
+    flag = _INPUT_FLAGS.get(field, field)
+    return UsageError(f"--{message.replace(field, flag, 1)}" if flag in values else message)

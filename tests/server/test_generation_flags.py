@@ -227,6 +227,7 @@ def test_text_with_echo_and_a_stop_string(capsys: pytest.CaptureFixture[str]) ->
     ("flag", "said"),
     [
         ("--logit_bias=1:101", "--logit_bias[1] is 101.0; it must be in"),
+        ("--logit_bias=99999:1", "--logit_bias is 99999; it must be of token ids in"),
         ("--regex=(", "--regex is '('; it must be one that can be followed: no end"),
         ("--stop=", "--stop[0] is 0 characters long; it must be"),
         ("--max_prompt_tokens=0", "--max_prompt_tokens is 0; it must be -1 or in"),
