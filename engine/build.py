@@ -80,7 +80,7 @@ def build_engine(
       clock: The engine's clock.
       on_progress: Told how far it is.
       tokenizer: The model's, for the fingerprint; None: nothing but ids comes and goes.
-      guides: Makes guides for structured output; None: no request may ask for one.
+      guides: Makes guides for structured output; None: who asks for one fails.
       recorder: Told what the scheduler is told and decides.
 
     Raises:

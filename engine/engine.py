@@ -72,7 +72,7 @@ class Engine:
           clock: Seconds; monotonic; the clock of arrival_s and deadline_s.
           costs: What steps are predicted to take.
           max_host_pages: Pages that the executor may hold in host memory.
-          guides: Makes guides for structured output. None: no request may ask for one.
+          guides: Makes guides for structured output. None: who asks for one fails.
           recorder: Is told everything that the scheduler is told and decides.
         """
         self.config = config

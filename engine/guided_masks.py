@@ -83,7 +83,7 @@ class GuidedMasks:
     """The guides of live requests. Called by the engine's thread alone."""
 
     def __init__(self, compiler: GuideCompiler | None) -> None:
-        """Starts idle; without a compiler nobody may ask for a guide."""
+        """Starts idle; without a compiler every guide fails."""
         self._compiler = compiler
         # Guides begin on a thread of their own: a queue of them must not hold up those that run.
         self._beginners = ThreadPoolExecutor(1, thread_name_prefix="guides-begin")
@@ -98,11 +98,15 @@ class GuidedMasks:
 
     def begin(self, state: RequestState) -> None:
         """Begins with the mask of its first token."""
-        compiler, guide = self._compiler, state.request.sampling.guide
-        assert compiler is not None, "front ends let no guide pass where there is no compiler"
+        guide = state.request.sampling.guide
         assert guide is not None
-        begun = self._guides[state] = self._beginners.submit(compiler.start, guide)
+        begun = self._guides[state] = self._beginners.submit(self._start, guide)
         self._pending[state] = self._beginners.submit(_next_mask, begun, state, None, 0)
+
+    def _start(self, guide: Guide) -> GuideState:
+        if self._compiler is None:
+            raise GuideError("this engine makes no guides")
+        return self._compiler.start(guide)
 
     def take(self, state: RequestState, token_id: int) -> None:
         """A token came and the output goes on: begins with the mask of the next."""

@@ -54,6 +54,10 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,  # else reasons hold the whole grammar
 )
 
+# Else llguidance runs ahead where only one byte may come, and behind /a+/ /a+/ that has no end: the
+# first takes every a, and the second waits for one. It keeps the GIL meanwhile.
+_NO_RUNNING_AHEAD = '\n%llguidance {"no_forcing": true}'
+
 
 class Guides:
     """Compiles guides for one model. Safe to use from several threads."""
@@ -183,7 +187,8 @@ def _grammar(guide: Guide) -> dict[str, object]:
         case GuideKind.GRAMMAR:
             if not guide.text.strip():
                 raise ValueError("Empty grammar")
-            return {"lark_grammar": checked_grammar(guide.text, _JSON_STYLE)}
+            grammar = checked_grammar(guide.text, _JSON_STYLE) + _NO_RUNNING_AHEAD
+            return {"lark_grammar": grammar}
 
 
 def _lark_string(text: str) -> str:

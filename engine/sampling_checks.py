@@ -70,7 +70,9 @@ def _check_logit_rules(sampling: SamplingParams, vocab_size: int) -> None:
     require(
         "logit_bias", len(biased), len(biased) <= MAX_LOGIT_BIAS, f"at most {MAX_LOGIT_BIAS} ids"
     )
-    check_token_ids("logit_bias", biased, vocab_size)
+    for token_id in biased:
+        is_id = is_int(token_id, 0, vocab_size - 1)
+        require("logit_bias", token_id, is_id, f"of token ids in [0, {vocab_size})")
     require("logit_bias", biased, len(set(biased)) == len(biased), "of different ids")
     for token_id, bias in sampling.logit_bias:
         require(

@@ -32,12 +32,23 @@ from .fakes import (
 )
 
 
-def engine_with(guides: FakeGuides) -> tuple[Engine, FakeExecutor]:
+def engine_with(guides: FakeGuides | None) -> tuple[Engine, FakeExecutor]:
     config = small_config()
     limits = limits_for(config, 65)
     executor = FakeExecutor(config, limits)
     engine = Engine(config, limits, executor, Clock(), planned_costs(config), guides=guides)
     return engine, executor
+
+
+def test_an_engine_without_guides_fails_those_that_ask_for_one_and_nobody_else():
+    """Breaks if it ends the engine's thread, and all requests with it."""
+    engine, _ = engine_with(None)
+    add_request(engine, request("guided", max_tokens=5, guide=guide(1), ignore_eos=False))
+    add_request(engine, request("plain", max_tokens=5))
+    answers = finish(engine)
+    assert answers["guided"].finish_reason is FinishReason.GUIDE
+    assert answers["guided"].error == "this engine makes no guides"
+    assert len(answers["plain"].token_ids) == 5
 
 
 def test_others_do_not_wait_for_a_mask():
