@@ -4,6 +4,8 @@ import itertools
 import json
 import random
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -359,6 +361,34 @@ def test_a_monstrous_guide_costs_little(guides: Guides, guide: Guide):
         guides.check(guide)
         walk(guides, guide, seed=1, most=30)
     assert time.monotonic() - started_s < 20
+
+
+ENDLESS = [
+    "start: /a+/ /a+/",
+    "start: /a+/ /a+/  // a comment",
+    'start: "a" r\nr: /(ab)+/ /(ab)+/ "c"',
+    'start: /é+/ /é+/ %json {"const": 1}',
+    '%llguidance {"no_forcing": false}\nstart: /a+/{2}',
+]
+
+
+def test_a_grammar_that_nothing_ends_holds_nobody_up():
+    """Where a lexeme takes what the next one needs, outputs go on and never end.
+
+    In a process of its own: what would break it holds the GIL for good.
+    """
+    code = f"""
+from tests.engine.byte_guides import END_ID, byte_guides
+from octavo.engine.sampling_params import Guide, GuideKind
+from octavo.engine.token_masks import has_id
+for text in {ENDLESS!r}:
+    state = byte_guides().start(Guide(kind=GuideKind.GRAMMAR, text=text))
+    for token_id in "éé".encode() if "é" in text else b"aabab" if "b" in text else b"aaaa":
+        assert has_id(state.mask(), token_id)
+        state.take(token_id)
+    assert not has_id(state.mask(), END_ID)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_compiled_guides_are_kept_and_not_for_ever(guides: Guides):
