@@ -88,8 +88,10 @@ def help_text(command: Command, values: flags.FlagValues) -> str:
         if name != flag.name:
             continue  # a short name
         lines.append(f"  --[no]{name}" if flag.boolean else f"  --{name}={_kind(flag)}")
+        # absl adds in its own words that a flag may be given again; ours say so too.
+        meaning, *_ = (flag.help or "").split(";\n    repeat this option")
         lines += textwrap.wrap(
-            f"{flag.help} {_default_text(flag)}".strip(),
+            f"{meaning} {_default_text(flag)}".strip(),
             width=96,
             initial_indent="      ",
             subsequent_indent="      ",
