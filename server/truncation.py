@@ -50,6 +50,6 @@ def _num_kept(request: pb.GenerateRequest, max_model_len: int) -> int:
                     f"[1, {most}]",
                 )
             return num_kept
-    # If max_tokens cannot be, admission says so: by its name, of the prompt that is left.
-    max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else 1
-    return max(1, min(max_model_len - max_tokens, most))
+    # If the tokens cannot be so many, admission says so: by name, of the prompt that is left.
+    num_output = sampling.max_tokens if sampling.HasField("max_tokens") else sampling.min_tokens
+    return max(1, min(max_model_len - num_output, most))

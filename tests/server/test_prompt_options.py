@@ -161,20 +161,21 @@ LONG = list(range(100, 200)) * 50  # more than MAX_MODEL_LEN
 
 
 @pytest.mark.parametrize(
-    ("truncation", "max_tokens", "num_kept", "is_left"),
+    ("truncation", "sampling", "num_kept", "is_left"),
     [
-        ({}, None, MAX_MODEL_LEN - 1, True),
-        ({"max_prompt_tokens": -1}, 96, MAX_MODEL_LEN - 96, True),
-        ({"max_prompt_tokens": 1}, 96, 1, True),
-        ({"max_prompt_tokens": 10, "side": pb.TRUNCATION_SIDE_LEFT}, None, 10, True),
-        ({"side": pb.TRUNCATION_SIDE_RIGHT}, 1, MAX_MODEL_LEN - 1, False),
-        ({"max_prompt_tokens": MAX_MODEL_LEN - 1}, 1, MAX_MODEL_LEN - 1, True),
+        ({}, {}, MAX_MODEL_LEN - 1, True),
+        ({"max_prompt_tokens": -1}, {"max_tokens": 96}, MAX_MODEL_LEN - 96, True),
+        ({"max_prompt_tokens": -1}, {"min_tokens": 5}, MAX_MODEL_LEN - 5, True),
+        ({"max_prompt_tokens": 1}, {"max_tokens": 96}, 1, True),
+        ({"max_prompt_tokens": 10, "side": pb.TRUNCATION_SIDE_LEFT}, {}, 10, True),
+        ({"side": pb.TRUNCATION_SIDE_RIGHT}, {"max_tokens": 1}, MAX_MODEL_LEN - 1, False),
+        ({"max_prompt_tokens": MAX_MODEL_LEN - 1}, {"max_tokens": 1}, MAX_MODEL_LEN - 1, True),
     ],
 )
 @pytest.mark.parametrize("kind", ["token_ids", "text", "chat"])
 def test_a_prompt_is_cut_where_it_says(
     truncation: dict[str, Any],
-    max_tokens: int | None,
+    sampling: dict[str, Any],
     num_kept: int,
     is_left: bool,
     kind: str,
@@ -183,7 +184,7 @@ def test_a_prompt_is_cut_where_it_says(
         async with running() as at:
             asked = pb.GenerateRequest(
                 truncation=pb.Truncation(**truncation),
-                sampling=pb.Sampling(max_tokens=max_tokens),
+                sampling=pb.Sampling(**sampling),
                 response=pb.ResponseOptions(echo=True),
             )
             said = "".join(map(chr, [i % 100 + 20 for i in LONG]))
