@@ -43,6 +43,7 @@ def run_machine(
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
+            deadline=None,  # the long runs are processes without conftest.py
             database=None,
             suppress_health_check=list(HealthCheck),
         ),
