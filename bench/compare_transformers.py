@@ -20,7 +20,7 @@ from typing import Any
 
 from absl import flags
 
-from ..configs.presets import preset_names
+from ..configs.presets import fetchable_preset_names
 from ..models.fetch import FetchError, default_cache_dir, fetch
 from ..server.command_line import Command, CommandError, UsageError
 from .closed_loop import BenchmarkFailed, Trace
@@ -190,7 +190,7 @@ def model_path(model: str) -> Path:
     Raises:
       CommandError: They cannot be had.
     """
-    if model in preset_names():
+    if model in fetchable_preset_names():
         try:
             return fetch(model, default_cache_dir())
         except FetchError as error:
@@ -199,8 +199,8 @@ def model_path(model: str) -> Path:
     is_gguf = path.is_file() and path.suffix == ".gguf"
     if not (is_gguf or (path / "config.json").is_file()):
         raise UsageError(
-            f"--model is {model!r}; transformers reads a preset ({', '.join(preset_names())}), a "
-            "GGUF file or a Hugging Face folder"
+            f"--model is {model!r}; transformers reads a preset "
+            f"({', '.join(fetchable_preset_names())}), a GGUF file or a Hugging Face folder"
         )
     return path.resolve()
 

@@ -1,14 +1,18 @@
 """Presets: the models that are known by name, one .toml file beside this module each.
 
-A preset says what a model is and where its weights come from; `models.fetch` brings them. It holds
-no architecture: that is read from the weights' own metadata.
+A preset says where a model's weights come from, and `models.fetch` brings them: what they are is
+read from their own metadata. Or it says what the model is, for `octavo plan`, where the weights are
+behind a licence that has to be accepted; then a checkpoint is given by its path.
 """
 
+import dataclasses
 import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from .model_config import ModelConfig, RopeScaling
 
 DEFAULT_PRESET = "smollm2-135m-instruct"
 
@@ -77,20 +81,27 @@ class Preset:
       name: What `--model` and clients call it; also the name of its .toml file.
       description: One line for people.
       license: SPDX identifier of the weights' licence.
-      file: What is fetched.
-      sources: Where from, in the order in which they are tried.
+      file: What is fetched. None: there is nothing to fetch.
+      sources: Where from, in the order in which they are tried; none where there is no file.
+      architecture: What the model is. None: the file says.
     """
 
     name: str
     description: str
     license: str
-    file: ModelFile
+    file: ModelFile | None
     sources: tuple[Source, ...]
+    architecture: ModelConfig | None
 
 
 def preset_names() -> tuple[str, ...]:
     """The known presets, sorted."""
     return tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.toml")))
+
+
+def fetchable_preset_names() -> tuple[str, ...]:
+    """Those that have weights to fetch, sorted."""
+    return tuple(name for name in preset_names() if load_preset(name).file is not None)
 
 
 def load_preset(name: str) -> Preset:
@@ -120,21 +131,51 @@ def parse_preset(name: str, text: str) -> Preset:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"preset {name} is not TOML: {error}") from error
     keys: dict[str, type] = {"name": str, "description": str, "license": str}
-    top = _read(f"preset {name}", document, keys | {"file": dict, "source": list})
+    # One or the other: what a file says of itself could contradict what stands here.
+    keys |= {"architecture": dict} if "architecture" in document else {"file": dict, "source": list}
+    top = _read(f"preset {name}", document, keys)
     if top["name"] != name:
         raise ValueError(f"preset {name}: name is {top['name']!r}; it must equal the file's name")
-    if not top["source"]:
-        raise ValueError(f"preset {name}: source is []; it must have at least one entry")
+    file, sources, architecture = None, (), None
+    if "architecture" in top:
+        architecture = _architecture(f"preset {name}, architecture", top["architecture"])
+    else:
+        if not top["source"]:
+            raise ValueError(f"preset {name}: source is []; it must have at least one entry")
+        file = _model_file(f"preset {name}, file", top["file"])
+        sources = tuple(
+            _source(f"preset {name}, source {index}", table)
+            for index, table in enumerate(top["source"])
+        )
     return Preset(
         name=name,
         description=top["description"],
         license=top["license"],
-        file=_model_file(f"preset {name}, file", top["file"]),
-        sources=tuple(
-            _source(f"preset {name}, source {index}", table)
-            for index, table in enumerate(top["source"])
-        ),
+        file=file,
+        sources=sources,
+        architecture=architecture,
     )
+
+
+def _architecture(where: str, table: dict[str, Any]) -> ModelConfig:
+    scaling = table.get("rope_scaling")
+    keys = _field_types(ModelConfig) | ({} if scaling is None else {"rope_scaling": dict})
+    values = _read(where, table, keys)
+    try:
+        if scaling is not None:
+            stretch = _read(f"{where}, rope_scaling", scaling, _field_types(RopeScaling))
+            values["rope_scaling"] = RopeScaling(**stretch)
+        return ModelConfig(**values)
+    except ValueError as error:
+        raise ValueError(
+            str(error) if str(error).startswith(where) else f"{where}: {error}"
+        ) from error
+
+
+def _field_types(record: type) -> dict[str, type]:
+    """Fields of a record that are plain values, every one of which must be there."""
+    plain = (int, float, bool)
+    return {field.name: field.type for field in dataclasses.fields(record) if field.type in plain}
 
 
 def _model_file(where: str, table: dict[str, Any]) -> ModelFile:
@@ -170,6 +211,8 @@ _HUB_KEYS = ("repo", "revision", "file")
 _KIND_WORDS = {
     str: "a string that is not empty",
     int: "a whole number",
+    float: "a number with a decimal point",
+    bool: "true or false",
     dict: "a table",
     list: "a list of tables",
 }

@@ -54,9 +54,14 @@ def fetch(preset_name: str, cache_dir: Path) -> Path:
 
     Raises:
       ValueError: No such preset.
-      FetchError: See fetch_file.
+      FetchError: It has no weights to fetch; or see fetch_file.
     """
     preset = load_preset(preset_name)
+    if preset.file is None:
+        raise FetchError(
+            f"preset {preset_name} has no weights to fetch: it is for `octavo plan`; give --model "
+            "the path of a checkpoint"
+        )
     return fetch_file(preset.file, preset.sources, cache_dir / "models" / preset.name)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from absl import flags
 
-from ..configs.presets import preset_names
+from ..configs.presets import fetchable_preset_names
 from ..models.checkpoint import CheckpointError
 from ..models.convert import convert
 from .command_line import Command, CommandError, UsageError, check_utf8
@@ -21,7 +21,7 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     """Converts SRC into the new folder DST and prints where it is."""
     check_utf8("DST", positionals[1])
     source, destination = map(Path, positionals)
-    if positionals[0] in preset_names() and not source.exists():
+    if positionals[0] in fetchable_preset_names() and not source.exists():
         raise UsageError(
             f"SRC is {positionals[0]!r}, a preset; it must be a path, which `octavo fetch "
             f"{positionals[0]}` prints"

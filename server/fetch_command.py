@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from ..configs.presets import preset_names
+from ..configs.presets import fetchable_preset_names, preset_names
 from ..models.fetch import FetchError, default_cache_dir, fetch
 from .command_line import Command, CommandError, UsageError
 
@@ -17,7 +17,9 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
     """Fetches; a file that is there already is only verified."""
     (name,) = positionals
     if name not in preset_names():
-        raise UsageError(f"NAME is {name!r}; it must be one of {', '.join(preset_names())}")
+        raise UsageError(
+            f"NAME is {name!r}; it must be one of {', '.join(fetchable_preset_names())}"
+        )
     try:
         print(fetch(name, default_cache_dir()))
     except FetchError as error:
@@ -27,7 +29,8 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
 
 COMMAND = Command(
     name="fetch",
-    summary=f"Brings a preset's weights into the cache. Presets: {', '.join(preset_names())}.",
+    summary="Brings a preset's weights into the cache. Presets: "
+    f"{', '.join(fetchable_preset_names())}.",
     positionals=("NAME",),
     define_flags=define_flags,
     run=run,

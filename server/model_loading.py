@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..configs.presets import preset_names
+from ..configs.presets import fetchable_preset_names, preset_names
 from ..engine.build import build_engine
 from ..engine.compilation import compile_events, use_persistent_cache
 from ..engine.engine_thread import EngineThread
@@ -119,8 +119,8 @@ def _find(options: ModelOptions, on_progress: OnProgress) -> Path:
     path = Path(options.model)
     if not path.exists():
         raise UsageError(
-            f"--model is {options.model!r}; it must be a preset ({', '.join(preset_names())}) "
-            "or the path of a file or folder"
+            f"--model is {options.model!r}; it must be a preset "
+            f"({', '.join(fetchable_preset_names())}) or the path of a file or folder"
         )
     return path
 

