@@ -1,0 +1,95 @@
+"""Bytes that the GPU kernels move, beside the least that would do: for bounds and for the notes.
+
+Counted for one layer of one device. What is read again soon, by another head or block of the same
+step, is counted where it is asked for; most of that comes out of the cache of the chip.
+"""
+
+import math
+from dataclasses import dataclass
+
+from .gpu_budget import MAX_GROUP, QUERY_TILE, KernelPlan
+from .gpu_decode import stored_heads
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of device memory.
+
+    Attributes:
+      kv_bytes: Keys and values that are read.
+      other_bytes: Queries read, results written, and what is read again to combine them.
+      least_bytes: Each seen key and value, each query and each result once, without padding.
+    """
+
+    kv_bytes: int
+    other_bytes: int
+    least_bytes: int
+
+    @property
+    def overhead(self) -> float:
+        """How many times the least is moved."""
+        return (self.kv_bytes + self.other_bytes) / self.least_bytes
+
+
+def decode_row_traffic(
+    plan: KernelPlan,
+    *,
+    kv_len: int,
+    page_size: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    width: int,
+    window: int | None = None,
+    has_sinks: bool = False,
+) -> Traffic:
+    """What one decode row of kv_len > 0 tokens moves."""
+    group = q_heads // kv_heads
+    tokens = _tokens_read(plan.kv_tile, page_size, first_seen(kv_len, window), kv_len)
+    used = min(plan.splits, _tiles(plan.kv_tile, first_seen(kv_len, window), kv_len))
+    queries = kv_heads * plan.splits * MAX_GROUP * width * 2
+    stored = kv_heads * stored_heads(group, width) * width
+    if plan.splits == 1 and not has_sinks:
+        results = stored * 2
+    else:
+        sums = kv_heads * plan.splits * MAX_GROUP * 4
+        # What a split without tiles does not write is read all the same, and dropped.
+        results = stored * 4 * (used + plan.splits) + 2 * sums + q_heads * width * 4
+    seen = kv_len - first_seen(kv_len, window)
+    least = 4 * head_dim * (seen * kv_heads + q_heads)
+    return Traffic(tokens * kv_heads * 4 * width, queries + results, least)
+
+
+def prefill_tile_traffic(
+    plan: KernelPlan,
+    *,
+    first_position: int,
+    page_size: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    width: int,
+    window: int | None = None,
+) -> Traffic:
+    """What a full tile of queries moves: each query head reads the KV of its kv head anew."""
+    kv_len = first_position + QUERY_TILE
+    seen_from = first_seen(first_position + 1, window)
+    tokens = _tokens_read(plan.kv_tile, page_size, seen_from, kv_len)
+    others = QUERY_TILE * q_heads * width * 2 * 2
+    least = 4 * head_dim * ((kv_len - seen_from) * kv_heads + QUERY_TILE * q_heads)
+    return Traffic(tokens * q_heads * 4 * width, others, least)
+
+
+def first_seen(kv_len: int, window: int | None) -> int:
+    """First token that the last of kv_len tokens sees."""
+    return 0 if window is None else max(kv_len - window, 0)
+
+
+def _tiles(tile: int, seen_from: int, kv_len: int) -> int:
+    return -(-kv_len // tile) - seen_from // tile
+
+
+def _tokens_read(tile: int, page_size: int, seen_from: int, kv_len: int) -> int:
+    """Whole tiles before and whole boxes after; what a last tile repeats comes from a cache."""
+    box = math.gcd(page_size, tile)
+    return -(-kv_len // box) * box - seen_from // tile * tile
