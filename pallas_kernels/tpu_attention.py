@@ -8,6 +8,7 @@ order of its sum depends on its own position alone. The structure (one body over
 static forms) follows JAX's ragged paged attention and RPA v3 of tpu-inference.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,21 @@ class Scoring:
     scale: float
     window: int | None
     softcap: float | None
+
+    @property
+    def unit(self) -> float:
+        """What a difference of 1 between two bounded scores stands for."""
+        return self.scale if self.softcap is None else self.softcap
+
+    def bounded(self, products: jax.Array) -> jax.Array:
+        """Scores over the unit, which is multiplied in with what exp needs anyway."""
+        if self.softcap is None:
+            return products
+        return jnp.tanh(products * (self.scale / self.softcap))
+
+    def weight(self, difference: jax.Array) -> jax.Array:
+        """The softmax weight of a score that is so much above another."""
+        return jnp.exp2(difference * (self.unit * math.log2(math.e)))
 
 
 def attend(
@@ -235,7 +251,10 @@ class _Kernel:
             spare = jnp.where(buffer == 0, buffers - 1, buffer - 1)
             cursor = self.stream.fetch(cursor, spare)
             self.stream.wait(tile, index, buffer)
-            self._block(tile, index, slot, buffer)
+            # Most blocks of a long context need no masks, which are a sixth of the work.
+            is_whole = self._is_whole(tile, index)
+            pl.when(is_whole)(partial(self._block, tile, index, slot, buffer, is_masked=False))
+            pl.when(~is_whole)(partial(self._block, tile, index, slot, buffer, is_masked=True))
             return cursor, jnp.where(buffer == buffers - 1, 0, buffer + 1)
 
         first, end = self.walk.blocks(tile)
@@ -263,18 +282,36 @@ class _Kernel:
             sink = jnp.full(shape, self.sinks[head * group], jnp.float32)
             for i in range(1, group):
                 sink = jnp.where(of_row == i, self.sinks[head * group + i], sink)
-            self.high[head] = sink
+            self.high[head] = sink / self.scoring.unit
 
-    def _block(self, tile: Tile, block: jax.Array, slot: jax.Array, buffer: jax.Array) -> None:
-        """Takes one block of keys into the running softmax of every head."""
+    def _is_whole(self, tile: Tile, block: jax.Array) -> jax.Array:
+        """Whether every token of the tile sees the whole block."""
         begin = block * self.walk.blocking.block
-        rows, tokens = self.high.shape[1], self.walk.blocking.block
-        is_seen = visible(
-            tile.position - begin, (rows, tokens), self.walk.blocking.tile, self.scoring.window
-        )
-        is_alive = alive(
-            tile.first_key - begin, tile.end_key - begin, (tokens, self.heads.lanes), self.scoring
-        )
+        is_whole = begin + self.walk.blocking.block <= tile.position + 1
+        if self.scoring.window is not None:
+            is_whole &= begin >= tile.end_key - self.scoring.window
+        return is_whole
+
+    def _block(
+        self,
+        tile: Tile,
+        block: jax.Array,
+        slot: jax.Array,
+        buffer: jax.Array,
+        *,
+        is_masked: bool,
+    ) -> None:
+        """Takes one block of keys into the running softmax of every head."""
+        is_seen = is_alive = None
+        if is_masked:
+            begin = block * self.walk.blocking.block
+            rows, tokens = self.high.shape[1], self.walk.blocking.block
+            is_seen = visible(
+                tile.position - begin, (rows, tokens), self.walk.blocking.tile, self.scoring.window
+            )
+            is_alive = alive(
+                tile.first_key - begin, tile.end_key - begin, (tokens, self.heads.lanes)
+            )
         # The product with the values of a head is issued after the softmax of the next one has
         # begun: they run on different units.
         mix: Callable[[], None] | None = None
@@ -295,24 +332,23 @@ class _Kernel:
         mix()
 
     def _weigh(
-        self, head: int, keys: jax.Array, is_seen: jax.Array, slot: jax.Array
+        self, head: int, keys: jax.Array, is_seen: jax.Array | None, slot: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Weights of a block's tokens, and what the weights before shrink by."""
         queries = load_queries(self.queries, slot, head, interpret=self.interpret)
         scores = lax.dot_general(
             queries, keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
-        scores = scores * self.scoring.scale
-        if self.scoring.softcap is not None:
-            scores = self.scoring.softcap * jnp.tanh(scores / self.scoring.softcap)
-        scores = jnp.where(is_seen, scores, LOWEST)
+        scores = self.scoring.bounded(scores)
+        if is_seen is not None:
+            scores = jnp.where(is_seen, scores, LOWEST)
         high = self.high[head]
         new_high = jnp.maximum(high, jnp.max(scores, axis=1, keepdims=True))
-        weights = jnp.exp(scores - _widen(new_high, scores.shape[1]))
-        if self.scoring.window is not None:
+        weights = self.scoring.weight(scores - _widen(new_high, scores.shape[1]))
+        if is_seen is not None and self.scoring.window is not None:
             # A row may see nothing of the block, nor of any before: all its scores are the maximum.
             weights = jnp.where(is_seen, weights, 0.0)
-        fade = jnp.exp(high - new_high)
+        fade = self.scoring.weight(high - new_high)
         self.high[head] = new_high
         self.total[head] = fade * self.total[head] + jnp.sum(weights, axis=1, keepdims=True)
         return weights.astype(jnp.bfloat16), fade
@@ -376,13 +412,10 @@ def visible(
     return is_seen if window is None else is_seen & (token > own - window)
 
 
-def alive(
-    first_key: jax.Array, end_key: jax.Array, shape: tuple[int, int], scoring: Scoring
-) -> jax.Array:
+def alive(first_key: jax.Array, end_key: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """Which of a block's tokens any row sees; the buffer may hold anything in place of others."""
     token = lax.broadcasted_iota(jnp.int32, shape, 0)
-    is_alive = token < end_key
-    return is_alive if scoring.window is None else is_alive & (token >= first_key)
+    return (token >= first_key) & (token < end_key)
 
 
 def _widen(rows: jax.Array, lanes: int) -> jax.Array:

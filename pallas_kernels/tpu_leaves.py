@@ -17,7 +17,7 @@ from .tpu_cache import LANES
 
 
 def load_halves(
-    buffers: Any, buffer: jax.Array, word: int, is_alive: jax.Array, *, interpret: bool
+    buffers: Any, buffer: jax.Array, word: int, is_alive: jax.Array | None, *, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Low and high half of one word of every token of a block: each [block, lanes] bfloat16.
 
@@ -25,17 +25,21 @@ def load_halves(
       buffers: [buffers, block, words or more, 2, lanes].
       buffer: Which of them.
       word: Which word.
-      is_alive: [block, lanes]; where it is not, zeros: never what a buffer held before.
+      is_alive: [block, lanes]; where it is not, zeros: never what a buffer held before. None: all.
       interpret: Use the twin.
     """
     if interpret:
         tokens = buffers[buffer, :, word]
-        zero = jnp.zeros((), tokens.dtype)
-        low, high = (jnp.where(is_alive, tokens[:, half], zero) for half in range(2))
+        low, high = tokens[:, 0], tokens[:, 1]
+        if is_alive is not None:
+            zero = jnp.zeros((), tokens.dtype)
+            low, high = jnp.where(is_alive, low, zero), jnp.where(is_alive, high, zero)
         return low, high
     _, block, words, _, lanes = buffers.shape
     view = buffers.bitcast(jnp.uint32).at[buffer].reshape(block * words, lanes)
-    packed = jnp.where(is_alive, _load_words(view, word, block, words), jnp.uint32(0))
+    packed = _load_words(view, word, block, words)
+    if is_alive is not None:  # one select for both halves
+        packed = jnp.where(is_alive, packed, jnp.uint32(0))
     low = pltpu.bitcast(packed << 16, jnp.float32)
     high = pltpu.bitcast(packed & jnp.uint32(0xFFFF0000), jnp.float32)
     return low.astype(jnp.bfloat16), high.astype(jnp.bfloat16)
