@@ -23,6 +23,7 @@ from absl import flags
 from ..configs.presets import fetchable_preset_names
 from ..models.fetch import FetchError, default_cache_dir, fetch
 from ..server.command_line import Command, CommandError, UsageError
+from ..server.table import format_table
 from .closed_loop import BenchmarkFailed, Trace
 from .entry_point import main
 from .load import Load, LoadOptions, connected_load
@@ -37,7 +38,6 @@ from .peer_environment import (
 from .report import describe, headline, spread
 from .server_process import server_process
 from .summary import Summary, summarize
-from .table import format_table
 from .workload import Mode
 
 SETTLE_S = 0.25

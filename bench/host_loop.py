@@ -37,9 +37,9 @@ from ..server.command_line import Command, UsageError
 from ..server.model_codec import ModelCodec
 from ..server.reply import Reply
 from ..server.request_stream import RequestStream
+from ..server.table import format_table
 from .entry_point import main
 from .null_device import NullExecutor
-from .table import format_table
 
 WARM_UP_STEPS = 32
 MAX_ROWS = 4096

@@ -25,12 +25,12 @@ from absl import flags
 from ..server import octavo_pb2 as pb
 from ..server import octavo_pb2_grpc
 from ..server.command_line import Command, CommandError, UsageError
+from ..server.table import format_table
 from .closed_loop import Clock
 from .entry_point import main
 from .load_flags import define_server_flags, server_command
 from .scatter_plot import Axis, scatter_svg
 from .server_process import server_process
-from .table import format_table
 
 SETTLE_S = 2.0
 """After the chats began, and after the long prompt, before their pace counts."""

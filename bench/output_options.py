@@ -32,8 +32,8 @@ from ..models.checkpoint import open_checkpoint
 from ..models.fetch import default_cache_dir, fetch
 from ..models.tokenizer import load_tokenizer
 from ..server.command_line import Command, UsageError
+from ..server.table import format_table
 from .entry_point import main
-from .table import format_table
 
 PROMPT_TOKENS = 32
 MAX_ROWS = 32

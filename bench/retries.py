@@ -21,13 +21,13 @@ from absl import flags
 from ..server import octavo_pb2 as pb
 from ..server import octavo_pb2_grpc
 from ..server.command_line import Command, CommandError
+from ..server.table import format_table
 from .closed_loop import BenchmarkFailed, Clock, run_closed_loop
 from .entry_point import main
 from .load_flags import define_server_flags, define_workload_flags, server_command
 from .open_loop import run_open_loop
 from .retry_summary import RetrySummary, summarize_retries
 from .server_process import server_process
-from .table import format_table
 from .workload import Mode, Workload, random_prompts, request
 
 CAPACITY_ROUNDS = 5  # requests of each client in the closed loop, on the mean

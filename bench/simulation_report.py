@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .table import format_table
+from ..server.table import format_table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from typing import Any
 from absl import flags
 
 from ..server.command_line import Command, CommandError, UsageError, is_given
+from ..server.table import format_table
 from .closed_loop import BenchmarkFailed, Trace
 from .entry_point import main
 from .load import Load, LoadOptions, connected_load
@@ -32,7 +33,6 @@ from .load_flags import (
 from .report import describe, headline, spread
 from .server_process import server_process
 from .summary import Summary, summarize
-from .table import format_table
 from .workload import Mode
 
 

@@ -39,7 +39,7 @@ class Chip:
     bytes_per_s: float | None
     bf16_flops: float | None
     link_bytes_per_s: float | None
-    topologies: dict[int, str] = field(default_factory=dict)
+    topologies: dict[int, str] = field(default_factory=dict, hash=False)
     target: str = ""
     architecture: str = ""
     source: str = ""

@@ -53,6 +53,26 @@ def num_pages(
     return pages
 
 
+def pool_bytes(
+    limit_bytes: int,
+    *,
+    parameter_bytes: int,
+    slot_bytes: int,
+    temporary_bytes: int,
+    program_bytes: int,
+) -> int:
+    """Memory that is left for the KV pool; negative where there is not even enough for the rest.
+
+    Args:
+      limit_bytes: What the engine may take of a device.
+      parameter_bytes: Weights.
+      slot_bytes: Slots, and the tables of their rules.
+      temporary_bytes: The most that a step's own arrays take at once.
+      program_bytes: Code of all executables; they all stay on the device.
+    """
+    return limit_bytes - parameter_bytes - slot_bytes - temporary_bytes - program_bytes
+
+
 def host_pages(config: EngineConfig, bytes_per_page: int) -> int:
     """Pages that host memory keeps for those that had to leave the device; 0: it keeps none.
 

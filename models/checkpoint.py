@@ -11,14 +11,16 @@ exactly once and every stored tensor is used, or it is an error that names it.
 
 from pathlib import Path
 
+from ..configs.model_config import ModelConfig
 from .checkpoint_format import Checkpoint
 from .damage import damage_named
 from .gguf_checkpoint import open_gguf_checkpoint
+from .huggingface_config import read_huggingface_config
 from .metadata import CheckpointError
 from .orbax_checkpoint import DESCRIPTION_FILE, open_orbax_checkpoint
 from .safetensors_checkpoint import open_safetensors_checkpoint
 
-__all__ = ["Checkpoint", "CheckpointError", "open_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointError", "open_checkpoint", "read_model_config"]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -45,3 +47,16 @@ def open_checkpoint(path: Path) -> Checkpoint:
         f"{path}: no checkpoint: it has neither config.json (Hugging Face) nor "
         f"{DESCRIPTION_FILE} (Octavo); a GGUF model is given as the file, not its folder"
     )
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """What a checkpoint's model is; of a Hugging Face folder, config.json is enough.
+
+    Raises:
+      CheckpointError: As open_checkpoint.
+    """
+    is_folder = path.is_dir() and not (path / DESCRIPTION_FILE).exists()
+    if is_folder and (path / "config.json").exists():
+        with damage_named(path):
+            return read_huggingface_config(path).model
+    return open_checkpoint(path).config
