@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from .scheduling_config import SchedulingConfig
 
 DType = Literal["bfloat16", "float32"]
+AttentionName = Literal["auto", "reference", "tpu", "gpu"]
 
 # Fields that None leaves to the model or to the machine.
 _OPTIONAL = (
@@ -21,7 +22,14 @@ _OPTIONAL = (
 class EngineConfig:
     """Limits and sizes of one engine; every compiled shape derives from it.
 
+    Sizes in bytes are of each device, where several share a model.
+
     Attributes:
+      tensor_parallel_size: Devices that share each layer: heads, MLP and vocabulary are dealt to
+        them (`models.dealing`).
+      attention: What attends over the pages. "auto": the kernels of the platform where there are
+        any for the model's shape, the plain-JAX reference else. "reference", "tpu", "gpu": that,
+        or an error.
       dtype: Of weights, KV pages and matmul operands. Sums are kept in float32.
       max_num_seqs: Slots: requests that hold device state at once.
       prefill_chunk_tokens: Most prompt tokens in one step.
@@ -47,6 +55,8 @@ class EngineConfig:
       scheduling: Who is let in and who goes first; nothing compiled depends on it.
     """
 
+    tensor_parallel_size: int = 1
+    attention: AttentionName = "auto"
     dtype: DType = "bfloat16"
     max_num_seqs: int = 32
     prefill_chunk_tokens: int = 256
@@ -66,7 +76,11 @@ class EngineConfig:
         """Raises ValueError naming the field, its value and the bound."""
         if self.dtype not in get_args(DType):
             raise ValueError(f"dtype is {self.dtype!r}; it must be one of {get_args(DType)}")
+        if self.attention not in get_args(AttentionName):
+            names = get_args(AttentionName)
+            raise ValueError(f"attention is {self.attention!r}; it must be one of {names}")
         bounds: dict[str, tuple[int, int]] = {
+            "tensor_parallel_size": (1, 4096),
             "max_num_seqs": (1, 4096),
             "prefill_chunk_tokens": (1, 65_536),
             "max_num_batched_tokens": (2, 131_072),

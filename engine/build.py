@@ -3,12 +3,10 @@
 The one place where the engine's parts are put together.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import psutil
@@ -16,21 +14,19 @@ import psutil
 from ..configs.engine_config import EngineConfig
 from ..models.base_tokenizer import Tokenizer
 from ..models.checkpoint import Checkpoint
-from ..models.decoder import Decoder, ParameterSpec, declared_parameters, decoder_from_parameters
-from ..pallas_kernels import paged_attention
+from ..pallas_kernels.backend import AttentionBackend
+from ..pallas_kernels.reference_backend import ReferenceBackend
 from . import kv_budget, packing
 from .admission import EngineLimits
-from .device_state import DeviceState, empty_slots
 from .engine import Engine
 from .event_log import Recorder
 from .executables import compile_step, compile_table
 from .executor import DeviceExecutor
 from .fingerprint import fingerprint
 from .guided_masks import GuideCompiler
-from .logit_rules import empty_tables
+from .initial_state import StateMaker, bytes_per_device, kv_shape, load_decoder
 from .measure import measure_costs
-from .placement import make_mesh, parameter_sharding, replicated
-from .sampling_checks import MAX_LOGIT_BIAS
+from .placement import make_mesh, replicated
 from .self_check import check_determinism
 from .step_costs import StepCosts
 
@@ -70,6 +66,7 @@ def build_engine(
     tokenizer: Tokenizer | None = None,
     guides: GuideCompiler | None = None,
     recorder: Recorder | None = None,
+    backend: AttentionBackend | None = None,
 ) -> BuiltEngine:
     """Loads the parameters, allocates the pages, compiles every step shape and measures it.
 
@@ -82,6 +79,7 @@ def build_engine(
       tokenizer: The model's, for the fingerprint; None: nothing but ids comes and goes.
       guides: Makes guides for structured output; None: who asks for one fails.
       recorder: Told what the scheduler is told and decides.
+      backend: What attends. None: chosen by platform and shape.
 
     Raises:
       ValueError: The config asks for more than the model or the memory allow, or for determinism
@@ -89,56 +87,48 @@ def build_engine(
       CheckpointError: The checkpoint is damaged or does not fit its own description.
     """
     model = checkpoint.config
-    mesh = make_mesh(jax.local_devices()[:1])
+    mesh = make_mesh(_devices(config))
     device = mesh.devices.flat[0]
+    backend = backend or ReferenceBackend()
 
     on_progress("loading", 0, 1)
-    decoder = _load_decoder(checkpoint, config, mesh)
+    decoder = load_decoder(checkpoint, config, mesh)
     on_progress("loading", 1, 1)
 
-    kv_shape = (model.num_kv_heads, model.head_dim, config.dtype)
     everywhere = replicated(mesh)
     layouts = packing.upload_layouts(config, model.vocab_size)
 
-    def empty_state(num_pages: int, max_model_len: int) -> DeviceState:
-        # The last token of a request is never fed back, so it needs no place.
-        pages_per_seq = -(-(max_model_len - 1) // config.page_size)
-        return DeviceState(
-            paged_attention.allocate(model.num_layers, num_pages, config.page_size, *kv_shape),
-            empty_slots(config.max_num_seqs, pages_per_seq, config.max_stop_ids),
-            empty_tables(config.max_num_seqs, model.vocab_size, MAX_LOGIT_BIAS),
-        )
+    maker = StateMaker(config, model, backend, mesh)
 
     def free_bytes() -> int:
         # The number of pages is part of the shapes that are compiled, so what a step takes besides
         # is measured with a pool of the least size.
         max_model_len = config.max_model_len or model.max_position
-        probe = jax.eval_shape(
-            jax.jit(partial(empty_state, 2, max_model_len), out_shardings=everywhere)
-        )
+        probe = maker.describe(2, max_model_len)
 
         def other_bytes() -> int:
-            step = compile_step(layouts[0], decoder, probe, everywhere)
-            return _step_bytes(step) + _bytes_of((probe.slots, probe.tables))
+            step = compile_step(layouts[0], backend, decoder, probe, everywhere)
+            return _step_bytes(step) + bytes_per_device((probe.slots, probe.tables))
 
         return _pool_bytes(
             config.device_memory_bytes,
             device,
             other_bytes=other_bytes,
-            parameter_bytes=_bytes_of(decoder),
+            parameter_bytes=bytes_per_device(decoder),
         )
 
-    bytes_per_page = paged_attention.bytes_per_page(model.num_layers, config.page_size, *kv_shape)
+    bytes_per_page = model.num_layers * backend.bytes_per_page(kv_shape(config, model))
     num_host_pages = kv_budget.host_pages(config, bytes_per_page)
     pages = kv_budget.num_pages(config, model, bytes_per_page=bytes_per_page, free_bytes=free_bytes)
     limits = EngineLimits.resolve(
         config, model, num_pages=pages, eos_token_ids=sorted(eos_token_ids)
     )
-    state = jax.jit(partial(empty_state, pages, limits.max_model_len), out_shardings=everywhere)()
+    state = maker.make(pages, limits.max_model_len)
 
     started_s = time.perf_counter()
     table = compile_table(
         layouts,
+        backend,
         decoder,
         state,
         everywhere,
@@ -183,14 +173,15 @@ def build_engine(
     )
 
 
-def _load_decoder(checkpoint: Checkpoint, config: EngineConfig, mesh: jax.sharding.Mesh) -> Decoder:
-    declared = declared_parameters(checkpoint.config, config.dtype)
-
-    def sharding_of(spec: ParameterSpec) -> jax.sharding.Sharding:
-        return parameter_sharding(mesh, spec.axes)
-
-    parameters = checkpoint.load(declared, sharding_of)
-    return decoder_from_parameters(checkpoint.config, config.dtype, parameters)
+def _devices(config: EngineConfig) -> list[jax.Device]:
+    """Those that share the model; raises ValueError if there are too few."""
+    devices, wanted = jax.local_devices(), config.tensor_parallel_size
+    if wanted > len(devices):
+        raise ValueError(
+            f"tensor_parallel_size is {wanted}; it must be at most {len(devices)}, the "
+            f"{devices[0].platform} devices that there are"
+        )
+    return devices[:wanted]
 
 
 def _pool_bytes(
@@ -223,8 +214,3 @@ def _step_bytes(step: jax.stages.Compiled) -> int:
     if analysis is None:
         raise ValueError("num_pages must be given: this device does not say what a step takes")
     return analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes
-
-
-def _bytes_of(tree: Any) -> int:
-    """Of all arrays in a pytree, be they there or only described."""
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))

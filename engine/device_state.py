@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from ..pallas_kernels.paged_attention import KVLayer
+from ..pallas_kernels.backend import KVLayer
 from . import packing
 from .logit_rules import RuleTables
 from .row_groups import for_groups

@@ -2,6 +2,9 @@
 
 A step is looked up by its StepKey, a transfer of pages by its TransferKey. A missing key is an
 error, never a compilation.
+
+Every executable is the same program on each device of the mesh (shard_map): how arguments are
+sharded says what share of them a device sees. One device is a mesh of one, not another path.
 """
 
 import os
@@ -11,9 +14,11 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
+from ..models.dealing import MODEL_AXIS
 from ..models.decoder import Decoder
+from ..pallas_kernels.backend import AttentionBackend
 from .device_state import DeviceState
 from .packing import UploadLayout
 from .page_transfer import PAGES_PER_TRANSFER, TransferKey, export_pages, import_pages, page_spec
@@ -24,7 +29,7 @@ Key = StepKey | TransferKey
 
 # Called with flat arguments. A step: (decoder leaves..., state leaves..., packed, mask rows) to
 # (result, state leaves...). EXPORT: (kv leaves..., pages) to (contents...). IMPORT: (kv leaves...,
-# pages, contents...) to (kv leaves...).
+# pages, contents...) to (kv leaves...). A content lies in host memory: of each device its part.
 Executable = Callable[..., Sequence[jax.Array]]
 
 # On the CPU, LLVM's level 1 compiles a sixth faster than the default, 2, and the steps run alike:
@@ -72,6 +77,7 @@ class ExecutableTable:
 
 def compile_table(
     layouts: Sequence[UploadLayout],
+    backend: AttentionBackend,
     decoder: Decoder,
     state: DeviceState,
     packed_sharding: NamedSharding,
@@ -83,6 +89,7 @@ def compile_table(
 
     Args:
       layouts: One per step.
+      backend: What attends.
       decoder: The model; only its shapes and shardings are looked at.
       state: Device state, likewise.
       packed_sharding: Where the upload lies.
@@ -90,7 +97,7 @@ def compile_table(
       with_transfers: Whether pages will move to host memory and back.
     """
     compilations: dict[Key, Callable[[], Executable]] = {
-        layout.key: partial(compile_step, layout, decoder, state, packed_sharding)
+        layout.key: partial(compile_step, layout, backend, decoder, state, packed_sharding)
         for layout in layouts
     }
     if with_transfers:
@@ -114,6 +121,7 @@ def compile_table(
 
 def compile_step(
     layout: UploadLayout,
+    backend: AttentionBackend,
     decoder: Decoder,
     state: DeviceState,
     packed_sharding: NamedSharding,
@@ -123,28 +131,34 @@ def compile_step(
     leaves, tree = jax.tree.flatten((decoder, state))
     specs = _specs(leaves)
     num_parameters = len(jax.tree.leaves(decoder))
-    state_shardings = [spec.sharding for spec in specs[num_parameters:]]
     packed = jax.ShapeDtypeStruct((layout.size,), "int32", sharding=packed_sharding)
     mask_rows = jax.ShapeDtypeStruct(layout.masks_shape, "int32", sharding=packed_sharding)
-    step = jax.jit(
-        partial(_flat_step, layout, tree),
+    state_shardings = [spec.sharding for spec in specs[num_parameters:]]
+    traced = _trace_on_each_device(
+        partial(_flat_step, layout, backend, tree),
+        [*specs, packed, mask_rows],
+        (packed_sharding, *state_shardings),
         donate_argnums=range(num_parameters, len(leaves)),
-        out_shardings=(packed_sharding, *state_shardings),
     )
-    return _compile(step.trace(*specs, packed, mask_rows), packed_sharding)
+    return _compile(traced, packed_sharding)
 
 
-def _flat_step(layout: UploadLayout, tree: Any, *arguments: jax.Array) -> tuple[jax.Array, ...]:
+def _flat_step(
+    layout: UploadLayout, backend: AttentionBackend, tree: Any, *arguments: jax.Array
+) -> tuple[jax.Array, ...]:
     *leaves, packed, mask_rows = arguments
     decoder, state = jax.tree.unflatten(tree, leaves)
-    state, result = run_step(layout, decoder, state, packed, mask_rows)
+    state, result = run_step(layout, backend, decoder, state, packed, mask_rows)
     return result, *jax.tree.leaves(state)
 
 
 def trace_export(kv: Any, packed_sharding: NamedSharding) -> jax.stages.Traced:
     """The reading of pages to host memory; arguments as in compile_table."""
-    export = jax.jit(_flat_export, out_shardings=(_on_host(packed_sharding),) * PAGES_PER_TRANSFER)
-    return export.trace(*_specs(jax.tree.leaves(kv)), _pages_spec(packed_sharding))
+    return _trace_on_each_device(
+        _flat_export,
+        [*_specs(jax.tree.leaves(kv)), _pages_spec(packed_sharding)],
+        (_on_host(packed_sharding),) * PAGES_PER_TRANSFER,
+    )
 
 
 def trace_import(kv: Any, packed_sharding: NamedSharding) -> jax.stages.Traced:
@@ -152,12 +166,12 @@ def trace_import(kv: Any, packed_sharding: NamedSharding) -> jax.stages.Traced:
     specs = _specs(jax.tree.leaves(kv))
     page = page_spec(kv)
     content = jax.ShapeDtypeStruct(page.shape, page.dtype, sharding=_on_host(packed_sharding))
-    write = jax.jit(
-        partial(_flat_import, len(specs), packed_sharding),
+    return _trace_on_each_device(
+        partial(_flat_import, len(specs)),
+        [*specs, _pages_spec(packed_sharding), *[content] * PAGES_PER_TRANSFER],
+        tuple(spec.sharding for spec in specs),
         donate_argnums=range(len(specs)),
-        out_shardings=tuple(spec.sharding for spec in specs),
     )
-    return write.trace(*specs, _pages_spec(packed_sharding), *[content] * PAGES_PER_TRANSFER)
 
 
 def _flat_export(*arguments: jax.Array) -> tuple[jax.Array, ...]:
@@ -165,11 +179,41 @@ def _flat_export(*arguments: jax.Array) -> tuple[jax.Array, ...]:
     return export_pages(kv, pages)
 
 
-def _flat_import(
-    num_leaves: int, on_device: NamedSharding, *arguments: jax.Array
-) -> tuple[jax.Array, ...]:
+def _flat_import(num_leaves: int, *arguments: jax.Array) -> tuple[jax.Array, ...]:
     kv, pages, contents = arguments[:num_leaves], arguments[num_leaves], arguments[num_leaves + 1 :]
-    return import_pages(kv, pages, [jax.device_put(content, on_device) for content in contents])
+    return tuple(import_pages(list(kv), pages, contents))
+
+
+def _trace_on_each_device(
+    function: Callable[..., tuple[jax.Array, ...]],
+    arguments: Sequence[jax.ShapeDtypeStruct],
+    out_shardings: tuple[NamedSharding, ...],
+    donate_argnums: Sequence[int] = (),
+) -> jax.stages.Traced:
+    """Traces what every device runs on its own share of the arguments.
+
+    Arguments in host memory are brought to the devices first.
+    """
+    in_shardings = [argument.sharding for argument in arguments]
+    shared = jax.shard_map(
+        function,
+        mesh=out_shardings[0].mesh,
+        in_specs=tuple(sharding.spec for sharding in in_shardings),
+        out_specs=tuple(sharding.spec for sharding in out_shardings),
+        check_vma=False,  # it cannot see into kernels
+    )
+
+    def run(*arguments: jax.Array) -> tuple[jax.Array, ...]:
+        return shared(*map(_to_device, arguments, in_shardings))
+
+    jitted = jax.jit(run, donate_argnums=donate_argnums, out_shardings=out_shardings)
+    return jitted.trace(*arguments)
+
+
+def _to_device(argument: jax.Array, sharding: NamedSharding) -> jax.Array:
+    if sharding.memory_kind != "pinned_host":
+        return argument
+    return jax.device_put(argument, sharding.with_memory_kind("device"))
 
 
 def _compile(traced: jax.stages.Traced, packed_sharding: NamedSharding) -> jax.stages.Compiled:
@@ -185,6 +229,7 @@ def _pages_spec(packed_sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((PAGES_PER_TRANSFER,), "int32", sharding=packed_sharding)
 
 
-def _on_host(sharding: NamedSharding) -> NamedSharding:
-    """Host memory that a device reads and writes by itself."""
-    return sharding.with_memory_kind("pinned_host")
+def _on_host(packed_sharding: NamedSharding) -> NamedSharding:
+    """Host memory that a device reads and writes by itself; of a page, each has its own part."""
+    spec = PartitionSpec(MODEL_AXIS)
+    return NamedSharding(packed_sharding.mesh, spec, memory_kind="pinned_host")

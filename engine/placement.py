@@ -6,7 +6,8 @@ One device is a mesh of one, not another path.
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-MODEL_AXIS = "model"
+from ..models.dealing import MODEL_AXIS
+from ..pallas_kernels.backend import KV_HEAD_AXIS
 
 # Logical axes of parameters (declared in models.decoder) and the mesh axis that splits each.
 _MESH_AXIS = {"vocab": MODEL_AXIS, "kv_heads": MODEL_AXIS, "ffn": MODEL_AXIS}
@@ -27,3 +28,8 @@ def parameter_sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedShardin
 def replicated(mesh: Mesh) -> NamedSharding:
     """Every device holds the whole array."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def kv_sharding(mesh: Mesh) -> NamedSharding:
+    """The sharding of every leaf of the KV pages: each device has the pages of its own heads."""
+    return NamedSharding(mesh, PartitionSpec(*(None,) * KV_HEAD_AXIS, MODEL_AXIS))

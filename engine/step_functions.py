@@ -11,7 +11,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
 from ..models.decoder import Decoder
-from ..pallas_kernels.paged_attention import Segments, paged_batch
+from ..pallas_kernels.backend import AttentionBackend
+from ..pallas_kernels.chunk_tokens import Segments
+from ..pallas_kernels.paged_attention import paged_batch
 from . import packing
 from .device_state import (
     DeviceState,
@@ -36,12 +38,16 @@ HEAD_BLOCK = 32  # positions whose logits exist at once when prompt log-probabil
 
 def run_step(
     layout: UploadLayout,
+    backend: AttentionBackend,
     decoder: Decoder,
     state: DeviceState,
     packed: Int32[Array, " words"],
     mask_rows: Int32[Array, "masks mask_words"],
 ) -> tuple[DeviceState, Int32[Array, " result_words"]]:
     """Runs one step of the shape that the layout's key names. Donates state.
+
+    It is what one device does with its share of parameters and pages (`models.dealing`); all do the
+    same with slots and tables, and get the same result.
 
     Returns the state after it and the packed result that packing.unpack reads.
     """
@@ -58,12 +64,13 @@ def run_step(
     is_live = current.column(packing.ACTIVE)[: key.rows] == 1
     row_kv_lens = jnp.where(is_live, current.column(packing.KV_LEN)[: key.rows] + 1, 0)
     batch = paged_batch(
+        backend,
         current.page_table[: key.rows],
         row_kv_lens,
         Segments(current.page_table[key.rows :], segment_ends, segment_lens) if key.chunk else None,
         chunk=key.chunk,
         page_size=layout.page_size,
-        num_pages=state.kv[0].num_pages,
+        num_pages=jax.tree.leaves(state.kv)[0].shape[0],
     )
     row_tokens = current.column(packing.TOKEN)[: key.rows]
     tokens = jnp.concatenate([row_tokens, upload["chunk_tokens"]])

@@ -15,14 +15,16 @@ import abc
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jaxtyping import Array, Float, Int32
 
 from .chunk_tokens import ChunkTokens, Segments
 
 KVLayer = Any
-"""Pages of one layer: a pytree whose leaves all have the page as leading axis. Its inner layout is
-the backend's own; everyone else sees pages."""
+"""Pages of one layer: a pytree whose leaves all have the page as leading axis and their kv heads in
+KV_HEAD_AXIS. The rest of the layout is the backend's own; everyone else sees pages."""
+
+KV_HEAD_AXIS = 2
+"""Of every leaf of a KVLayer: devices that share the heads split this axis."""
 
 Work = Any
 """A work list: a pytree of the backend's own."""
@@ -90,10 +92,6 @@ class AttentionBackend(abc.ABC):
     @abc.abstractmethod
     def bytes_per_page(self, shape: KVShape) -> int:
         """Bytes that one page of one layer takes on one device, padding included."""
-
-    @abc.abstractmethod
-    def kv_head_axes(self) -> Any:
-        """A pytree as KVLayer: for each leaf the axis that holds its kv heads."""
 
     @abc.abstractmethod
     def decode_work(

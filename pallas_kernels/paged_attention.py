@@ -1,41 +1,18 @@
-"""The attention contract: what a step's tokens may see, and one call a layer to attend.
+"""What a step's tokens write and see, and one call a layer to attend.
 
 Tokens of a step are `rows` decode rows (one token each) followed by a chunk of prompt tokens that
 belong to a few segments. `PagedBatch` says where their KV goes and what they read; its work lists
 are built once per step on the device, before the layers, which all share them.
-
-Today the plain-JAX reference is the only backend; TPU and GPU kernels join behind these names.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from . import reference_cache, reference_decode, reference_prefill
-from .reference_cache import KVLayer
-from .reference_decode import DecodeWork
-from .reference_prefill import PrefillWork
-
-allocate = reference_cache.allocate
-bytes_per_page = reference_cache.bytes_per_page
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Segments:
-    """Runs of the chunk: consecutive prompt tokens of one request each, packed in order.
-
-    Attributes:
-      page_table: Pages of each segment's request.
-      kv_lens: Tokens of the request up to and including the segment's last.
-      q_lens: Tokens of the segment; 0: not used.
-    """
-
-    page_table: Int32[Array, "segments columns"]
-    kv_lens: Int32[Array, " segments"]
-    q_lens: Int32[Array, " segments"]
+from .backend import AttentionBackend, KVLayer, Work
+from .chunk_tokens import Segments, chunk_tokens
 
 
 @jax.tree_util.register_dataclass
@@ -49,15 +26,20 @@ class PagedBatch:
         size + i, past the pool, and is dropped.
       decode: Work of the decode rows.
       prefill: Work of the chunk; None in a decode step.
+      rows: Decode rows of the step.
+      backend: Whose work lists these are.
     """
 
     positions: Int32[Array, " tokens"]
     slot_mapping: Int32[Array, " tokens"]
-    decode: DecodeWork
-    prefill: PrefillWork | None
+    decode: Work
+    prefill: Work | None
+    rows: int = field(metadata={"static": True})
+    backend: AttentionBackend = field(metadata={"static": True})
 
 
 def paged_batch(
+    backend: AttentionBackend,
     page_table: Int32[Array, "rows columns"],
     kv_lens: Int32[Array, " rows"],
     segments: Segments | None,
@@ -69,7 +51,8 @@ def paged_batch(
     """Builds the work lists of one step; what each token writes is the last thing it sees.
 
     Args:
-      page_table: Pages of each decode row; entries past its length may hold any valid page.
+      backend: Who will attend.
+      page_table: Pages of each decode row; entries past its length may hold anything.
       kv_lens: Tokens each decode row sees, its own included; 0: a padded row, which returns zeros.
       segments: What the chunk holds; None: there is no chunk.
       chunk: Tokens of the chunk, padding included.
@@ -77,23 +60,22 @@ def paged_batch(
       num_pages: Pages of the pool.
     """
     rows = kv_lens.shape[0]
-    decode = reference_decode.decode_work(page_table, kv_lens, page_size=page_size)
+    decode = backend.decode_work(page_table, kv_lens, page_size=page_size)
     positions, live, pages = kv_lens - 1, kv_lens > 0, page_table
     owner, prefill = jnp.arange(rows), None
     if segments is not None:
-        prefill = reference_prefill.prefill_work(
-            segments.page_table, segments.kv_lens, segments.q_lens, chunk=chunk, page_size=page_size
-        )
-        used = prefill.segment_of < segments.q_lens.shape[0]
+        tokens = chunk_tokens(segments, chunk)
+        prefill = backend.prefill_work(segments, tokens, page_size=page_size)
+        used = tokens.segment_of < segments.q_lens.shape[0]
         pages = jnp.concatenate([pages, segments.page_table])
-        owner = jnp.concatenate([owner, rows + jnp.where(used, prefill.segment_of, 0)])
-        positions = jnp.concatenate([positions, prefill.position_of])
+        owner = jnp.concatenate([owner, rows + jnp.where(used, tokens.segment_of, 0)])
+        positions = jnp.concatenate([positions, tokens.position_of])
         live = jnp.concatenate([live, used])
     positions = jnp.where(live, positions, 0)
     place = pages[owner, positions // page_size] * page_size + positions % page_size
     past_the_pool = num_pages * page_size + jnp.arange(rows + chunk)
     slot_mapping = jnp.where(live, place, past_the_pool).astype(jnp.int32)
-    return PagedBatch(positions.astype(jnp.int32), slot_mapping, decode, prefill)
+    return PagedBatch(positions.astype(jnp.int32), slot_mapping, decode, prefill, rows, backend)
 
 
 def attend(
@@ -104,6 +86,11 @@ def attend(
     batch: PagedBatch,
     *,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Float[Array, " q_heads"] | None = None,
+    k_scale: Float[Array, ""] | float | None = None,
+    v_scale: Float[Array, ""] | float | None = None,
 ) -> tuple[Float[Array, "tokens q_heads head_dim"], KVLayer]:
     """Writes the tokens' keys and values into one layer's pages, then attends over the pages.
 
@@ -113,17 +100,29 @@ def attend(
       q: Queries; head n reads kv head n // (q_heads / kv_heads).
       k: Keys, rotated.
       v: Values.
-      kv_layer: One layer's pages in this backend's layout.
+      kv_layer: One layer's pages in the backend's layout.
       batch: What the tokens write and see.
       scale: Multiplies q k^T; usually head_dim ** -0.5.
+      window: A token sees so many of the last tokens, its own included. None: all.
+      softcap: Scores become softcap * tanh(scores / softcap). None: as they are.
+      sinks: A score per head that takes part in the softmax and has no value. None: none.
+      k_scale: Keys are kept divided by this, so that they fit the pages' dtype. None: as they are.
+      v_scale: Values, likewise.
 
     Returns:
       What each token attended to, float32, and the pages.
     """
-    kv_layer = reference_cache.write_kv(kv_layer, k, v, batch.slot_mapping)
-    rows = batch.decode.num_rows
-    decoded = reference_decode.decode_attention(q[:rows], kv_layer, batch.decode, scale=scale)
-    if batch.prefill is None:
-        return decoded, kv_layer
-    prefilled = reference_prefill.prefill_attention(q[rows:], kv_layer, batch.prefill, scale=scale)
-    return jnp.concatenate([decoded, prefilled]), kv_layer
+    backend, rows = batch.backend, batch.rows
+    # Scales of a whole layer need nothing of a kernel: they fold into queries and outputs.
+    if k_scale is not None:
+        k, q = k / k_scale, q * k_scale
+    if v_scale is not None:
+        v = v / v_scale
+    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+    kv_layer = backend.write_kv(kv_layer, k, v, batch.slot_mapping)
+    attended = backend.decode_attention(q[:rows], kv_layer, batch.decode, **options)
+    if batch.prefill is not None:
+        prefilled = backend.prefill_attention(q[rows:], kv_layer, batch.prefill, **options)
+        attended = jnp.concatenate([attended, prefilled])
+    attended = attended.astype(jnp.float32)
+    return attended if v_scale is None else attended * v_scale, kv_layer

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from .backend import KVShape
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class KVLayer:
-    """The pages of one layer. Page is the leading axis, so copying and moving need no more.
+class ReferencePages:
+    """The pages of one layer.
 
     Attributes:
       k: Keys of all kv heads of a token side by side.
@@ -25,37 +27,29 @@ class KVLayer:
     v: Float[Array, "pages page_size kv_width"]
 
     @property
-    def num_pages(self) -> int:
-        """Pages of the pool."""
-        return self.k.shape[0]
-
-    @property
     def page_size(self) -> int:
         """Tokens per page."""
         return self.k.shape[1]
 
 
-def allocate(
-    num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: str
-) -> list[KVLayer]:
-    """Zeroed pages for every layer. Page 0 is never written and stays zero."""
-    shape = (num_pages, page_size, num_kv_heads * head_dim)
-    return [KVLayer(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(num_layers)]
+def allocate(shape: KVShape, num_pages: int) -> ReferencePages:
+    """Zeroed pages of one layer."""
+    pages = (num_pages, shape.page_size, shape.kv_heads * shape.head_dim)
+    return ReferencePages(jnp.zeros(pages, shape.dtype), jnp.zeros(pages, shape.dtype))
 
 
-def bytes_per_page(
-    num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: str
-) -> int:
-    """Bytes that one page takes over all layers."""
-    return 2 * num_layers * page_size * num_kv_heads * head_dim * jnp.dtype(dtype).itemsize
+def bytes_per_page(shape: KVShape) -> int:
+    """Bytes that one page of one layer takes."""
+    elements = 2 * shape.page_size * shape.kv_heads * shape.head_dim
+    return elements * jnp.dtype(shape.dtype).itemsize
 
 
 def write_kv(
-    kv_layer: KVLayer,
+    kv_layer: ReferencePages,
     k: Float[Array, "tokens kv_heads head_dim"],
     v: Float[Array, "tokens kv_heads head_dim"],
     slot_mapping: Int32[Array, " tokens"],
-) -> KVLayer:
+) -> ReferencePages:
     """Stores each token's key and value at its place; a place past the pool is dropped.
 
     Donates kv_layer. The places must be unique, padding included: that lets XLA scatter without
@@ -69,4 +63,4 @@ def write_kv(
         tokens = tokens.at[slot_mapping].set(rows, mode="drop", unique_indices=True)
         return tokens.reshape(pages.shape)
 
-    return KVLayer(write(kv_layer.k, k), write(kv_layer.v, v))
+    return ReferencePages(write(kv_layer.k, k), write(kv_layer.v, v))

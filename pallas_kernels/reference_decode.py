@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
-from .reference_cache import KVLayer
+from .reference_cache import ReferencePages
 
 BLOCK_TOKENS = 128  # KV tokens a loop step reads per row; fewer costs loop overhead, more padding
 MIN_ROWS = 2  # a one-row bfloat16 product runs as a scalar loop on the CPU, ten times slower
@@ -57,11 +57,22 @@ def pages_per_block(page_size: int) -> int:
     return max(1, BLOCK_TOKENS // page_size)
 
 
+def whole_blocks(
+    page_table: Int32[Array, "rows columns"], kv_lens: Int32[Array, " rows"], *, page_size: int
+) -> Int32[Array, "rows whole_columns"]:
+    """The page table padded to whole blocks; entries past a row's pages are page 0."""
+    columns = page_table.shape[1]
+    # Blocks are read whole, and what lies past a row's pages may be no page at all.
+    is_used = jnp.arange(columns) * page_size < kv_lens[:, None]
+    padding = -columns % pages_per_block(page_size)
+    return jnp.pad(jnp.where(is_used, page_table, 0), ((0, 0), (0, padding)))
+
+
 def decode_work(
     page_table: Int32[Array, "rows columns"], kv_lens: Int32[Array, " rows"], *, page_size: int
 ) -> DecodeWork:
     """Sorts the rows and finds where the loop narrows. Once a step, before the layers."""
-    rows, columns = page_table.shape
+    rows = page_table.shape[0]
     block = pages_per_block(page_size)
     # Counting who comes first sorts a few hundred rows as fast as a sort does, and compiles faster.
     row = jnp.arange(rows)
@@ -79,7 +90,7 @@ def decode_work(
     return DecodeWork(
         order=order,
         inverse=inverse,
-        page_table=jnp.pad(page_table[order], ((0, 0), (0, -columns % block))),
+        page_table=whole_blocks(page_table[order], sorted_lens, page_size=page_size),
         kv_lens=sorted_lens,
         stops=jnp.stack(stops),
         widths=tuple(widths),
@@ -88,15 +99,18 @@ def decode_work(
 
 def decode_attention(
     q: Float[Array, "rows q_heads head_dim"],
-    kv_layer: KVLayer,
+    kv_layer: ReferencePages,
     work: DecodeWork,
     *,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Float[Array, " q_heads"] | None = None,
 ) -> Float[Array, "rows q_heads head_dim"]:
-    """Attends one query token per row over that row's pages.
+    """Attends one query token per row over that row's pages, as AttentionBackend says.
 
-    Row i reads its tokens [0, kv_lens[i]); what lies past them, NaN included, never reaches the
-    result. A row of length 0 returns zeros.
+    Row i reads its tokens [0, kv_lens[i]), or the last `window` of them; blocks before those are
+    read and masked.
     """
     rows, q_heads, head_dim = q.shape
     dtype, width = kv_layer.k.dtype, kv_layer.k.shape[2]
@@ -117,10 +131,14 @@ def decode_attention(
         pages = lax.dynamic_slice(work.page_table, (0, index * block), (live, block))
         k = kv_layer.k.at[pages].get(mode="promise_in_bounds").reshape(live, tokens, width)
         v = kv_layer.v.at[pages].get(mode="promise_in_bounds").reshape(live, tokens, width)
-        seen = index * tokens + jnp.arange(tokens) < work.kv_lens[:live, None]
+        position = index * tokens + jnp.arange(tokens)
+        seen = position < work.kv_lens[:live, None]
+        if window is not None:
+            seen &= position >= work.kv_lens[:live, None] - window
         scores = _batched(spread[:live], k, contract=(2, 2))
         # Behind a barrier the softmax stays out of the product, which is faster on the CPU.
-        scores = jnp.where(seen[:, None], lax.optimization_barrier(scores), -jnp.inf)
+        scores = capped(lax.optimization_barrier(scores), softcap)
+        scores = jnp.where(seen[:, None], scores, -jnp.inf)
         new_high = jnp.maximum(high, scores.max(-1))
         weights = jnp.exp(scores - new_high[..., None])
         fade = jnp.exp(high - new_high)
@@ -131,8 +149,7 @@ def decode_attention(
         return new_high, new_total, mixed * fade[..., None] + mixed_block
 
     carry = (
-        jnp.full((rows, q_heads), LOWEST, jnp.float32),
-        jnp.zeros((rows, q_heads), jnp.float32),
+        *initial_softmax(sinks, (rows, q_heads)),
         jnp.zeros((rows, q_heads, width), jnp.float32),
     )
     done: list[tuple[jax.Array, ...]] = []  # the rows that ended, shortest first
@@ -158,6 +175,21 @@ def decode_attention(
         axis=1,
     )
     return (heads / jnp.where(total > 0, total, 1)[..., None])[work.inverse]
+
+
+def initial_softmax(
+    sinks: Float[Array, " q_heads"] | None, shape: tuple[int, int]
+) -> tuple[Float[Array, "queries q_heads"], Float[Array, "queries q_heads"]]:
+    """Running maximum and sum of weights before any token was read, of [queries, q_heads]."""
+    if sinks is None:
+        return jnp.full(shape, LOWEST, jnp.float32), jnp.zeros(shape, jnp.float32)
+    # A sink is a token that has a score and no value.
+    return jnp.broadcast_to(sinks.astype(jnp.float32), shape), jnp.ones(shape, jnp.float32)
+
+
+def capped(scores: Float[Array, "*shape"], softcap: float | None) -> Float[Array, "*shape"]:
+    """Scores under a soft cap. Source: Gemma 2, https://arxiv.org/abs/2408.00118, section 2."""
+    return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
 
 
 def _own_columns(q_heads: int, kv_heads: int) -> Bool[Array, "q_heads kv_heads"]:

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from .reference_cache import KVLayer
-from .reference_decode import LOWEST, pages_per_block
+from .chunk_tokens import ChunkTokens, Segments
+from .reference_cache import ReferencePages
+from .reference_decode import capped, initial_softmax, pages_per_block, whole_blocks
 
 TILE_TOKENS = 64  # queries that share one visit to a block of KV
 
@@ -28,8 +29,7 @@ class PrefillWork:
     """What the tiles of one chunk read.
 
     Attributes:
-      segment_of: Segment of each chunk token; the number of segments where the token is padding.
-      position_of: Position of each chunk token in its request.
+      tokens: Segment and position of each chunk token.
       page_table: Of the segments, padded to whole blocks with page 0.
       item_tile: Tile of each work item; items of a tile are consecutive.
       item_segment: Segment whose pages the item reads.
@@ -37,8 +37,7 @@ class PrefillWork:
       num_items: How many items of the list are real.
     """
 
-    segment_of: Int32[Array, " chunk"]
-    position_of: Int32[Array, " chunk"]
+    tokens: ChunkTokens
     page_table: Int32[Array, "segments columns"]
     item_tile: Int32[Array, " items"]
     item_segment: Int32[Array, " items"]
@@ -51,35 +50,18 @@ def tile_tokens(chunk: int) -> int:
     return TILE_TOKENS if chunk % TILE_TOKENS == 0 else chunk
 
 
-def prefill_work(
-    page_table: Int32[Array, "segments columns"],
-    kv_lens: Int32[Array, " segments"],
-    q_lens: Int32[Array, " segments"],
-    *,
-    chunk: int,
-    page_size: int,
-) -> PrefillWork:
-    """Lists the work of one chunk. Once a step, before the layers.
-
-    Args:
-      page_table: Pages of each segment.
-      kv_lens: Tokens of each segment's request up to and including its last query.
-      q_lens: Queries of each segment; 0: not used. Their sum is at most chunk.
-      chunk: Tokens of the chunk, padding included.
-      page_size: Tokens per page.
-    """
-    segments, columns = page_table.shape
+def prefill_work(segments: Segments, tokens: ChunkTokens, *, page_size: int) -> PrefillWork:
+    """Lists the work of one chunk, as AttentionBackend says."""
+    kv_lens, q_lens = segments.kv_lens, segments.q_lens
+    num_segments = q_lens.shape[0]
+    chunk = tokens.segment_of.shape[0]
     block = pages_per_block(page_size)
-    tokens, tile = block * page_size, tile_tokens(chunk)
-    page_table = jnp.pad(page_table, ((0, 0), (0, -columns % block)))
+    block_tokens, tile = block * page_size, tile_tokens(chunk)
+    page_table = whole_blocks(segments.page_table, kv_lens, page_size=page_size)
     most_blocks = page_table.shape[1] // block
 
     ends = jnp.cumsum(q_lens)
     starts = ends - q_lens
-    index = jnp.arange(chunk)
-    segment_of = (index[:, None] >= ends).sum(-1)  # = segments past the last query
-    in_chunk = jnp.where(segment_of < segments, segment_of, 0)
-    position_of = (kv_lens - ends)[in_chunk] + index
 
     # Visits: every (tile, segment) pair that overlaps, and the blocks it needs. At most
     # tiles + segments - 1 pairs overlap, each over at most most_blocks blocks.
@@ -87,18 +69,17 @@ def prefill_work(
     last_query = jnp.minimum(ends, tile_start + tile) - 1
     overlaps = last_query >= jnp.maximum(starts, tile_start)
     last_position = kv_lens - ends + last_query
-    visit_blocks = jnp.where(overlaps, last_position // tokens + 1, 0).reshape(-1)
+    visit_blocks = jnp.where(overlaps, last_position // block_tokens + 1, 0).reshape(-1)
     visit_ends = jnp.cumsum(visit_blocks)
-    most_items = (chunk // tile + segments - 1) * most_blocks
+    most_items = (chunk // tile + num_segments - 1) * most_blocks
     item = jnp.arange(most_items)
     visit = (visit_ends <= item[:, None]).sum(-1)
     visit = jnp.minimum(visit, visit_blocks.shape[0] - 1)  # past the list: any visit will do
     return PrefillWork(
-        segment_of=segment_of.astype(jnp.int32),
-        position_of=position_of.astype(jnp.int32),
+        tokens=tokens,
         page_table=page_table,
-        item_tile=(visit // segments).astype(jnp.int32),
-        item_segment=(visit % segments).astype(jnp.int32),
+        item_tile=(visit // num_segments).astype(jnp.int32),
+        item_segment=(visit % num_segments).astype(jnp.int32),
         item_block=(item - (visit_ends - visit_blocks)[visit]).astype(jnp.int32),
         num_items=visit_ends[-1].astype(jnp.int32),
     )
@@ -106,16 +87,17 @@ def prefill_work(
 
 def prefill_attention(
     q: Float[Array, "chunk q_heads head_dim"],
-    kv_layer: KVLayer,
+    kv_layer: ReferencePages,
     work: PrefillWork,
     *,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Float[Array, " q_heads"] | None = None,
 ) -> Float[Array, "chunk q_heads head_dim"]:
-    """Attends every chunk token over its request's tokens up to and including itself.
+    """Attends every chunk token over its request's tokens, as AttentionBackend says.
 
-    The chunk's own keys and values are already in the pages. Padding returns zeros. What lies past
-    a segment's tokens, NaN included, never reaches the result, and what is in its tokens never
-    reaches another segment's.
+    The chunk's own keys and values are already in the pages.
     """
     chunk, q_heads, head_dim = q.shape
     dtype, width = kv_layer.k.dtype, kv_layer.k.shape[2]
@@ -135,9 +117,11 @@ def prefill_attention(
         k = kv_layer.k.at[pages].get(mode="promise_in_bounds").reshape(tokens, kv_heads, head_dim)
         v = kv_layer.v.at[pages].get(mode="promise_in_bounds").reshape(tokens, kv_heads, head_dim)
         kv_position = block_index * tokens + jnp.arange(tokens)
-        position = lax.dynamic_slice(work.position_of, (first,), (tile,))
-        belongs = lax.dynamic_slice(work.segment_of, (first,), (tile,)) == segment
+        position = lax.dynamic_slice(work.tokens.position_of, (first,), (tile,))
+        belongs = lax.dynamic_slice(work.tokens.segment_of, (first,), (tile,)) == segment
         seen = belongs[:, None] & (kv_position <= position[:, None])
+        if window is not None:
+            seen &= kv_position > position[:, None] - window
         # No query of the tile sees past its last token of the segment; 0 * NaN would be NaN.
         v = jnp.where(seen.any(0)[:, None, None], v, 0)
 
@@ -149,7 +133,7 @@ def prefill_attention(
             precision=precision,
             preferred_element_type=jnp.float32,
         ).reshape(kv_heads, tile, group, tokens)
-        scores = lax.optimization_barrier(scores)
+        scores = capped(lax.optimization_barrier(scores), softcap)
         scores = jnp.where(seen[None, :, None], scores, -jnp.inf)
         high, total, mixed = (lax.dynamic_slice_in_dim(part, first, tile, 1) for part in carry)
         new_high = jnp.maximum(high, scores.max(-1))
@@ -175,12 +159,11 @@ def prefill_attention(
             for part, new in zip(carry, updated, strict=True)
         )
 
-    shape = (kv_heads, chunk, group)
-    carry = (
-        jnp.full(shape, LOWEST, jnp.float32),
-        jnp.zeros(shape, jnp.float32),
-        jnp.zeros((*shape, head_dim), jnp.float32),
+    high, total = (
+        part.reshape(chunk, kv_heads, group).swapaxes(0, 1)
+        for part in initial_softmax(sinks, (chunk, q_heads))
     )
+    carry = (high, total, jnp.zeros((kv_heads, chunk, group, head_dim), jnp.float32))
     _, total, mixed = lax.fori_loop(0, work.num_items, run_item, carry)
     mixed = mixed / jnp.where(total > 0, total, 1)[..., None]
     return mixed.swapaxes(0, 1).reshape(chunk, q_heads, head_dim)

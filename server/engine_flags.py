@@ -10,13 +10,17 @@ from typing import get_args
 
 from absl import flags
 
-from ..configs.engine_config import DType, EngineConfig
-from ..configs.presets import DEFAULT_PRESET, preset_names
+from ..configs.engine_config import AttentionName, DType, EngineConfig
+from ..configs.presets import DEFAULT_PRESET, fetchable_preset_names
 from ..configs.scheduling_config import SchedulingConfig
 from ..models.fetch import default_cache_dir
 from .command_line import UsageError, is_given
 
 _HELP = {
+    "tensor_parallel_size": (
+        "Devices that share each layer. Bytes of memory are of each of them. A CPU looks like N "
+        "devices with XLA_FLAGS=--xla_force_host_platform_device_count=N."
+    ),
     "max_num_seqs": "Requests that run at once.",
     "max_num_batched_tokens": (
         "Most tokens in one step, running requests and prompt tokens together; more than "
@@ -46,8 +50,8 @@ _HELP = {
 }
 
 ALL_FIELDS = tuple(_HELP)
-"""Fields of EngineConfig that can be flags; dtype and deterministic always are, and `scheduling` is
-many."""
+"""Fields of EngineConfig that can be flags; dtype, attention and deterministic always are, and
+`scheduling` is many."""
 
 _DETERMINISTIC_CHUNK = 32  # every step pays for a whole chunk, prompts or not
 
@@ -86,10 +90,21 @@ def define_engine_flags(values: flags.FlagValues, fields: tuple[str, ...]) -> No
     flags.DEFINE_string(
         "model",
         DEFAULT_PRESET,
-        f"A preset ({', '.join(preset_names())}), a GGUF file, a Hugging Face folder, or a folder "
-        "that `octavo convert` wrote.",
+        f"A preset ({', '.join(fetchable_preset_names())}), a GGUF file, a Hugging Face folder, or "
+        "a folder that `octavo convert` wrote.",
         flag_values=values,
     )
+    define_size_flags(values, fields)
+    flags.DEFINE_string(
+        "compilation_cache_dir",
+        str(default_cache_dir() / "compiled"),
+        "Folder that keeps compiled programs for the next start. Empty: none.",
+        flag_values=values,
+    )
+
+
+def define_size_flags(values: flags.FlagValues, fields: tuple[str, ...]) -> None:
+    """Defines those that say what the engine is like, whatever it serves; arguments as above."""
     define_dtype_flag(values, "Of weights and KV pages.")
     defaults = EngineConfig()
     flags.DEFINE_bool(
@@ -99,14 +114,16 @@ def define_engine_flags(values: flags.FlagValues, fields: tuple[str, ...]) -> No
         "throughput: every step runs the one executable that there is.",
         flag_values=values,
     )
-    for name in fields:
-        flags.DEFINE_integer(name, getattr(defaults, name), _HELP[name], flag_values=values)
-    flags.DEFINE_string(
-        "compilation_cache_dir",
-        str(default_cache_dir() / "compiled"),
-        "Folder that keeps compiled programs for the next start. Empty: none.",
+    flags.DEFINE_enum(
+        "attention",
+        defaults.attention,
+        list(get_args(AttentionName)),
+        "What attends over the KV pages. auto: the platform's kernels where there are any for the "
+        "model's shape, plain JAX else. The others: that, or an error.",
         flag_values=values,
     )
+    for name in fields:
+        flags.DEFINE_integer(name, getattr(defaults, name), _HELP[name], flag_values=values)
 
 
 def define_dtype_flag(values: flags.FlagValues, meaning: str) -> None:
@@ -118,7 +135,7 @@ def define_dtype_flag(values: flags.FlagValues, meaning: str) -> None:
 
 def refuse_engine_flags(values: flags.FlagValues, fields: tuple[str, ...], why: str) -> None:
     """Raises UsageError if any of these flags is given, where it would mean nothing."""
-    for name in ("model", "dtype", "deterministic", *fields, "compilation_cache_dir"):
+    for name in ("model", "dtype", "attention", "deterministic", *fields, "compilation_cache_dir"):
         if is_given(values, name):
             raise UsageError(f"--{name} {why}")
 
@@ -140,20 +157,32 @@ def model_options(
       scheduling: Who goes first. None: the defaults.
       fixed: Other fields of EngineConfig.
     """
-    config = {name: getattr(values, name) for name in fields} | fixed
-    if values.deterministic and not is_given(values, "prefill_chunk_tokens"):
-        page_size = max(values.page_size, 1)  # what is less is refused below
-        config["prefill_chunk_tokens"] = -(-_DETERMINISTIC_CHUNK // page_size) * page_size
     cache = values.compilation_cache_dir
     return ModelOptions(
         model=values.model,
         served_name=served_name,
-        engine=EngineConfig(
-            dtype=values.dtype,
-            deterministic=values.deterministic,
-            scheduling=scheduling or SchedulingConfig(),
-            **config,
-        ),
+        engine=engine_config(values, fields, scheduling=scheduling, **fixed),
         cache_dir=default_cache_dir(),
         compilation_cache_dir=Path(cache) if cache else None,
+    )
+
+
+def engine_config(
+    values: flags.FlagValues,
+    fields: tuple[str, ...],
+    *,
+    scheduling: SchedulingConfig | None = None,
+    **fixed: int,
+) -> EngineConfig:
+    """The sizes that the flags say; arguments and errors as of model_options."""
+    config = {name: getattr(values, name) for name in fields} | fixed
+    if values.deterministic and not is_given(values, "prefill_chunk_tokens"):
+        page_size = max(values.page_size, 1)  # what is less is refused below
+        config["prefill_chunk_tokens"] = -(-_DETERMINISTIC_CHUNK // page_size) * page_size
+    return EngineConfig(
+        dtype=values.dtype,
+        attention=values.attention,
+        deterministic=values.deterministic,
+        scheduling=scheduling or SchedulingConfig(),
+        **config,
     )

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("types_unchecked")
 
 # Field, lowest and highest value; the fields marked True may be None.
 BOUNDS = [
+    ("tensor_parallel_size", 1, 4096, False),
     ("max_num_seqs", 1, 4096, False),
     ("prefill_chunk_tokens", 1, 65_536, False),
     ("max_num_batched_tokens", 2, 131_072, True),
@@ -54,13 +55,20 @@ def test_all_else_is_refused_by_name(name: str, low: int, high: int, optional: b
 
 def test_every_field_is_in_the_table() -> None:
     fields = {field.name for field in dataclasses.fields(EngineConfig)}
-    assert {name for name, *_ in BOUNDS} | {"dtype", "deterministic", "scheduling"} == fields
+    others = {"dtype", "attention", "deterministic", "scheduling"}
+    assert {name for name, *_ in BOUNDS} | others == fields
 
 
 @pytest.mark.parametrize("value", ["float16", "", None, 32])
 def test_dtype_is_one_of_a_list(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^dtype is .*'bfloat16', 'float32'"):
         config(dtype=value)
+
+
+@pytest.mark.parametrize("value", ["pallas", "", None, 1])
+def test_attention_is_one_of_a_list(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^attention is .*'auto', 'reference', 'tpu', 'gpu'"):
+        config(attention=value)
 
 
 def test_the_pool_has_one_size() -> None:

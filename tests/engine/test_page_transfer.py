@@ -36,7 +36,9 @@ from octavo.engine.placement import make_mesh, replicated
 from octavo.engine.step_shapes import StepKey
 from octavo.engine.token_masks import num_words
 from octavo.models.decoder import Decoder, declared_parameters, decoder_from_parameters
-from octavo.pallas_kernels.paged_attention import KVLayer
+from octavo.pallas_kernels.backend import KVLayer
+from octavo.pallas_kernels.reference_backend import ReferenceBackend
+from octavo.pallas_kernels.reference_cache import ReferencePages
 from tests.models.tiny_checkpoints import VOCAB_SIZE
 
 from .conftest import TINY_ENGINE, Model, on_one_device
@@ -74,7 +76,7 @@ def pool(rng: np.random.Generator, dtype: DType) -> list[KVLayer]:
     shape = (NUM_PAGES, 3, 5)
     arrays = [random_bits(rng, shape, jnp.dtype(dtype)) for _ in range(4)]
     k0, v0, k1, v1 = (jax.device_put(array, EVERYWHERE) for array in arrays)
-    return [KVLayer(k0, v0), KVLayer(k1, v1)]
+    return [ReferencePages(k0, v0), ReferencePages(k1, v1)]
 
 
 def transfers_of(decoder: Decoder, kv: list[KVLayer]) -> DeviceExecutor:
@@ -86,7 +88,9 @@ def transfers_of(decoder: Decoder, kv: list[KVLayer]) -> DeviceExecutor:
     def ignore(done: int, total: int) -> None:
         assert total == len(TransferKey)
 
-    table = compile_table([], decoder, state, EVERYWHERE, ignore, with_transfers=True)
+    table = compile_table(
+        [], ReferenceBackend(), decoder, state, EVERYWHERE, ignore, with_transfers=True
+    )
     return DeviceExecutor(table, decoder, state, EVERYWHERE, [])
 
 

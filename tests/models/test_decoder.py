@@ -10,7 +10,10 @@ import pytest
 
 from octavo.configs.model_config import ModelConfig, RopeScaling
 from octavo.models.decoder import Decoder, declared_parameters, decoder_from_parameters
-from octavo.pallas_kernels.paged_attention import Segments, allocate, paged_batch
+from octavo.pallas_kernels.backend import KVShape
+from octavo.pallas_kernels.chunk_tokens import Segments
+from octavo.pallas_kernels.paged_attention import paged_batch
+from octavo.pallas_kernels.reference_backend import ReferenceBackend
 
 from .numpy_decoder import NumpyDecoder
 from .tiny_checkpoints import decoder_parameters, random_tensors, tiny_config
@@ -32,9 +35,14 @@ def build(config: ModelConfig) -> Decoder:
 def forward(decoder: Decoder, token_ids: list[int], chunks: list[int]) -> np.ndarray:
     """Logits at every position of one request: its prompt in chunks, the rest token by token."""
     config = decoder.config
-    kv = allocate(
-        config.num_layers, NUM_PAGES, PAGE_SIZE, config.num_kv_heads, config.head_dim, "float32"
+    backend = ReferenceBackend()
+    shape = KVShape(
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        page_size=PAGE_SIZE,
+        dtype="float32",
     )
+    kv = [backend.allocate(shape, NUM_PAGES) for _ in range(config.num_layers)]
     table = jnp.array([[7, 3, 11, 1, 5, 2]], jnp.int32)
     logits: list[np.ndarray] = []
     at = 0
@@ -50,7 +58,13 @@ def forward(decoder: Decoder, token_ids: list[int], chunks: list[int]) -> np.nda
         # The decode row comes first; in a step with a chunk it is padding.
         tokens = [0, *fresh, *[0] * (chunk - length)] if chunk else fresh
         batch = paged_batch(
-            table, row_lens, segments, chunk=chunk, page_size=PAGE_SIZE, num_pages=NUM_PAGES
+            backend,
+            table,
+            row_lens,
+            segments,
+            chunk=chunk,
+            page_size=PAGE_SIZE,
+            num_pages=NUM_PAGES,
         )
         hidden, kv = decoder(jnp.array(tokens, jnp.int32), kv, batch)
         first = 1 if chunk else 0

@@ -11,10 +11,66 @@ from typing import Any
 import jax
 import numpy as np
 
-from octavo.pallas_kernels import paged_attention
-from octavo.pallas_kernels.paged_attention import KVLayer, Segments
+from octavo.pallas_kernels.backend import AttentionBackend, KVLayer
+from octavo.pallas_kernels.chunk_tokens import Segments
+from octavo.pallas_kernels.paged_attention import attend, paged_batch
+from octavo.pallas_kernels.reference_backend import ReferenceBackend
+from octavo.pallas_kernels.reference_cache import ReferencePages
 
 NUM_SEGMENTS = 8
+GARBAGE = 2**30  # in page-table entries past a request's pages: no page at all
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A backend under test.
+
+    Attributes:
+      backend: What attends.
+      pack: Keys and values [pages, page_size, kv_heads, head_dim] to pages in its layout.
+      unpack: The inverse, given the kv_heads and the head_dim.
+    """
+
+    backend: AttentionBackend
+    pack: Callable[[np.ndarray, np.ndarray], KVLayer]
+    unpack: Callable[[KVLayer, int, int], tuple[np.ndarray, np.ndarray]]
+
+
+def _pack_reference(k_pages: np.ndarray, v_pages: np.ndarray) -> ReferencePages:
+    k, v = (pages.reshape(*pages.shape[:2], -1) for pages in (k_pages, v_pages))
+    return ReferencePages(jax.numpy.asarray(k), jax.numpy.asarray(v))
+
+
+def _unpack_reference(
+    layer: ReferencePages, kv_heads: int, head_dim: int
+) -> tuple[np.ndarray, np.ndarray]:
+    k, v = (
+        np.asarray(pages).reshape(*pages.shape[:2], kv_heads, head_dim)
+        for pages in (layer.k, layer.v)
+    )
+    return k, v
+
+
+REFERENCE = Subject(ReferenceBackend(), _pack_reference, _unpack_reference)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What changes scores and values: see paged_attention.attend. Scales are powers of two."""
+
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    k_scale: float | None = None
+    v_scale: float | None = None
+
+    def __str__(self) -> str:
+        named = [f"{name}{value}" for name, value in vars(self).items() if value]
+        return "-".join(named) or "plain"
+
+
+PLAIN = Options()
+EVERYTHING = Options(window=45, softcap=2.0, sinks=True, k_scale=0.25, v_scale=2.0)
 
 
 @dataclass(frozen=True)
@@ -29,6 +85,7 @@ class Shape:
     head_dim: int
     dtype: str = "float32"
     max_len: int = 520
+    options: Options = PLAIN
 
     @property
     def columns(self) -> int:
@@ -46,7 +103,7 @@ class Shape:
     def __str__(self) -> str:
         return (
             f"rows{self.rows}-chunk{self.chunk}-page{self.page_size}-kv{self.kv_heads}"
-            f"-group{self.group}-dim{self.head_dim}-{self.dtype}"
+            f"-group{self.group}-dim{self.head_dim}-{self.dtype}-{self.options}"
         )
 
 
@@ -56,6 +113,7 @@ class Case:
 
     Attributes:
       q, k, v: Of the step's tokens: rows, then the chunk.
+      sinks: A score per head, used where the shape's options say so.
       k_pages, v_pages: Before the step.
       page_table, kv_lens: Of the rows.
       segment_page_table, segment_kv_lens, segment_q_lens: Of the segments.
@@ -67,6 +125,7 @@ class Case:
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
+    sinks: np.ndarray
     k_pages: np.ndarray
     v_pages: np.ndarray
     page_table: np.ndarray
@@ -118,10 +177,13 @@ def make_case(
     k, v = (np.full((tokens, kv_heads, shape.head_dim), np.nan, np.float32) for _ in range(2))
     places: list[tuple[int, int] | None] = [None] * tokens
     expected = np.zeros(q.shape)
-    # Any order of pages, with free ones in between; unused entries hold what others use.
+    # Any order of pages, with free ones in between; unused entries are stale, or garbage.
     free = rng.permutation(np.arange(1, shape.num_pages)).tolist()
-    row_tables = rng.choice(free, (shape.rows, shape.columns)).astype(np.int32)
-    segment_tables = rng.choice(free, (NUM_SEGMENTS, shape.columns)).astype(np.int32)
+    stale = [*free, *[GARBAGE] * len(free)]
+    row_tables = rng.choice(stale, (shape.rows, shape.columns)).astype(np.int32)
+    segment_tables = rng.choice(stale, (NUM_SEGMENTS, shape.columns)).astype(np.int32)
+    sinks = rng.normal(size=kv_heads * shape.group).astype(np.float32)
+    k_scale, v_scale = shape.options.k_scale or 1.0, shape.options.v_scale or 1.0
     kv_lens = np.zeros(shape.rows, np.int32)
     kv_lens[: len(row_lens)] = row_lens
     segment_kv_lens, segment_q_lens = (np.zeros(NUM_SEGMENTS, np.int32) for _ in range(2))
@@ -140,11 +202,12 @@ def make_case(
             if fresh < 0:
                 k_pages[at], v_pages[at] = history[:, position]
             else:
-                k[first + fresh], v[first + fresh] = history[:, position].astype(np.float32)
+                new_k, new_v = history[:, position].astype(np.float32)
+                k[first + fresh], v[first + fresh] = new_k * k_scale, new_v * v_scale
                 places[first + fresh] = at
         own_k, own_v = history.astype(np.float64)
         expected[first : first + count] = _attend(
-            q[first : first + count], own_k, own_v, shape.scale
+            q[first : first + count], own_k * k_scale, own_v * v_scale, sinks, shape
         )
 
     for row, kv_len in enumerate(row_lens):
@@ -160,6 +223,7 @@ def make_case(
         q=q,
         k=k,
         v=v,
+        sinks=sinks,
         k_pages=k_pages,
         v_pages=v_pages,
         page_table=row_tables,
@@ -172,34 +236,45 @@ def make_case(
     )
 
 
-def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
+def _attend(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray, shape: Shape
+) -> np.ndarray:
     """Softmax attention of the last len(q) of len(k) tokens, one token and head at a time."""
+    options = shape.options
     count, q_heads, _ = q.shape
     group = q_heads // k.shape[1]
     mixed = np.zeros(q.shape)
     for i in range(count):
-        seen = len(k) - count + i + 1
+        stop = len(k) - count + i + 1
+        seen = slice(0 if options.window is None else max(0, stop - options.window), stop)
         for head in range(q_heads):
-            scores = k[:seen, head // group] @ q[i, head].astype(np.float64) * scale
-            weights = np.exp(scores - scores.max())
-            mixed[i, head] = weights @ v[:seen, head // group] / weights.sum()
+            scores = k[seen, head // group] @ q[i, head].astype(np.float64) * shape.scale
+            if options.softcap is not None:
+                scores = options.softcap * np.tanh(scores / options.softcap)
+            highest = max(scores.max(), sinks[head]) if options.sinks else scores.max()
+            weights = np.exp(scores - highest)
+            total = weights.sum() + (np.exp(sinks[head] - highest) if options.sinks else 0)
+            mixed[i, head] = weights @ v[seen, head // group] / total
     return mixed
 
 
-def compiled_step(shape: Shape) -> Callable[..., Any]:
+def compiled_step(subject: Subject, shape: Shape) -> Callable[..., Any]:
     """Work lists and attention of one layer, jitted for a shape."""
+    options = shape.options
 
     @jax.jit
     def step(
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
+        sinks: jax.Array,
         kv_layer: KVLayer,
         page_table: jax.Array,
         kv_lens: jax.Array,
         segments: Segments | None,
     ) -> tuple[jax.Array, KVLayer]:
-        batch = paged_attention.paged_batch(
+        batch = paged_batch(
+            subject.backend,
             page_table,
             kv_lens,
             segments,
@@ -207,19 +282,28 @@ def compiled_step(shape: Shape) -> Callable[..., Any]:
             page_size=shape.page_size,
             num_pages=shape.num_pages,
         )
-        return paged_attention.attend(q, k, v, kv_layer, batch, scale=shape.scale)
+        return attend(
+            q,
+            k,
+            v,
+            kv_layer,
+            batch,
+            scale=shape.scale,
+            window=options.window,
+            softcap=options.softcap,
+            sinks=sinks if options.sinks else None,
+            k_scale=options.k_scale,
+            v_scale=options.v_scale,
+        )
 
     return step
 
 
-def run(step: Callable[..., Any], case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def run(
+    subject: Subject, step: Callable[..., Any], case: Case
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Attention, key pages and value pages after the step."""
     shape = case.shape
-    width = shape.kv_heads * shape.head_dim
-
-    def layer(pages: np.ndarray) -> jax.Array:
-        return jax.numpy.asarray(pages.reshape(shape.num_pages, shape.page_size, width))
-
     segments = Segments(
         jax.numpy.asarray(case.segment_page_table),
         jax.numpy.asarray(case.segment_kv_lens),
@@ -229,15 +313,13 @@ def run(step: Callable[..., Any], case: Case) -> tuple[np.ndarray, np.ndarray, n
         case.q,
         case.k,
         case.v,
-        KVLayer(layer(case.k_pages), layer(case.v_pages)),
+        case.sinks,
+        subject.pack(case.k_pages, case.v_pages),
         case.page_table,
         case.kv_lens,
         segments if shape.chunk else None,
     )
-    k_pages, v_pages = (
-        np.asarray(pages).reshape(case.k_pages.shape) for pages in (kv_layer.k, kv_layer.v)
-    )
-    return np.asarray(attended), k_pages, v_pages
+    return np.asarray(attended), *subject.unpack(kv_layer, shape.kv_heads, shape.head_dim)
 
 
 def pages_after(case: Case) -> tuple[np.ndarray, np.ndarray]:
@@ -245,7 +327,9 @@ def pages_after(case: Case) -> tuple[np.ndarray, np.ndarray]:
     k_pages, v_pages = case.k_pages.copy(), case.v_pages.copy()
     for token, at in enumerate(case.places):
         if at is not None:
-            k_pages[at], v_pages[at] = case.k[token], case.v[token]
+            options = case.shape.options
+            k_pages[at] = case.k[token] / (options.k_scale or 1.0)
+            v_pages[at] = case.v[token] / (options.v_scale or 1.0)
     return k_pages, v_pages
 
 
