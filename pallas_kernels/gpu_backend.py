@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, BFloat16, Float, Int32
 
@@ -137,7 +136,7 @@ class GpuBackend(AttentionBackend):
         )
 
 
-def gpu_backend(device: jax.Device) -> GpuBackend:
+def gpu_backend(device: Any) -> GpuBackend:
     """The backend for a CUDA device, or for one that is only compiled for."""
     major, minor = device.compute_capability.split(".")
     return GpuBackend(Chip(10 * int(major) + int(minor), device.core_count))

@@ -16,7 +16,8 @@ BLOCKS_PER_SM = 2  # one computes while the other waits for its pages
 
 HEAD_DIMS = (64, 128, 256)  # widths of a head in the pages; others are padded with zeros
 MAX_GROUP = 16  # query heads per kv head: rows of one tensor core product
-QUERY_TILE = 64  # chunk tokens that one block of the prefill kernel attends for
+QUERIES = 64  # of one block of the prefill kernel: tokens times query heads per kv head
+THREADS = 128  # of a block: one warpgroup
 MAX_STAGES = 4  # more slots than this hide no more latency
 MAX_SPLITS = 64
 MAX_GRID = 65535  # blocks along all but the last axis of a grid
@@ -109,8 +110,8 @@ def prefill_plan(chip: Chip, width: int) -> KernelPlan:
     """Sizes of the prefill kernel."""
     tile = kv_tile(width)
     # Weights of the tile, results of a tile that is not full, and queries that have no registers.
-    fixed = _aligned(QUERY_TILE * tile * 2) + _aligned(QUERY_TILE * 64 * 2) + _barrier_bytes(chip)
-    fixed += 0 if holds_queries(width) else _aligned(QUERY_TILE * width * 2)
+    fixed = _aligned(QUERIES * tile * 2) + _aligned(QUERIES * 64 * 2) + _barrier_bytes(chip)
+    fixed += 0 if holds_queries(width) else _aligned(QUERIES * width * 2)
     return _with_ring(chip, tile=tile, width=width, fixed=fixed, splits=1)
 
 

@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from . import gpu_copies, gpu_softmax
-from .gpu_budget import MAX_GROUP, KernelPlan
+from .gpu_budget import MAX_GROUP, THREADS, KernelPlan
 from .gpu_cache import pad_heads
 from .gpu_copies import PageRing, Pages, Scalar
 from .gpu_softmax import LOG2_E, LOWEST, Scoring, along_rows, full
@@ -28,7 +28,6 @@ from .gpu_work import DecodeWork
 _ACC = plgpu.Layout.MMA_ACC(jnp.dtype(jnp.bfloat16), m_warps=1)
 _LHS = plgpu.Layout.MMA_LHS(jnp.dtype(jnp.bfloat16), m_warps=1)
 _RHS = plgpu.Layout.MMA_RHS(jnp.dtype(jnp.bfloat16), m_warps=1)
-_THREADS = 128
 
 
 def split_range(
@@ -47,7 +46,7 @@ def split_range(
 
 def stored_heads(group: int, width: int) -> int:
     """Heads that a block writes: its own, and one more where those don't fill its threads."""
-    return group if group * width % _THREADS == 0 else group + 1
+    return group if group * width % THREADS == 0 else group + 1
 
 
 def decode_attention(
@@ -111,7 +110,7 @@ def decode_attention(
         ) -> tuple[jax.Array, ...]:
             high, total, mixed = carry  # running maximum, weights by column, weighted values
             keys = plgpu.load(slots.at[slot, :, pl.ds(0, width)].T, layout=_RHS)
-            products = plgpu.mma(full(column.shape, 0, _ACC), query, keys)
+            products = plgpu.mma(full(column.shape, 0.0, _ACC), query, keys)
             token = column + index * tile
             seen = (token >= seen_from) & (token < kv_len)
             scores = gpu_softmax.mask_scores(scoring.base_2(products), seen)
@@ -128,8 +127,8 @@ def decode_attention(
         pages = Pages(ring, kv_ref, page_of, kv_len, head, slots, barriers)
         carry = (
             full((MAX_GROUP,), LOWEST, _ACC.reduce(1)),
-            full(column.shape, 0, _ACC),
-            full((MAX_GROUP, width), 0, _ACC),
+            full(column.shape, 0.0, _ACC),
+            full((MAX_GROUP, width), 0.0, _ACC),
         )
         high, total, mixed = gpu_copies.read_tiles(pages, first, last, read, carry)
         total = total.sum(axis=1)

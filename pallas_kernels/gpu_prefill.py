@@ -1,11 +1,12 @@
 """Prefill attention on GPUs in Pallas (Mosaic GPU): one source for Ampere, Hopper and Blackwell.
 
-A block of one warpgroup takes one query head of a tile of chunk tokens and runs a softmax over the
-pages of the tile's segment up to its last token (FlashAttention-2, Algorithm 1,
-https://arxiv.org/abs/2307.08691). A tile belongs to one segment, so nothing of another one is ever
-read. Products are `mma.sync`, which every one of these chips has.
+A block of one warpgroup takes up to 64 queries: some tokens of one segment, with all query heads of
+one kv head. It runs a softmax over the segment's pages up to its last token (FlashAttention-2,
+Algorithm 1, https://arxiv.org/abs/2307.08691), so nothing of another segment is ever read. Products
+are `mma.sync`, which every one of these chips has.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,11 +17,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from . import gpu_copies, gpu_softmax
-from .gpu_budget import QUERY_TILE, KernelPlan, holds_queries
+from .gpu_budget import QUERIES, THREADS, KernelPlan, holds_queries
 from .gpu_cache import pad_heads
 from .gpu_copies import PageRing, Pages, Scalar
 from .gpu_softmax import LOG2_E, LOWEST, Scoring, along_rows, full
-from .gpu_work import TILE_FIELDS, PrefillWork
+from .gpu_work import TILE_FIELDS, TILE_TOKENS, PrefillWork
 
 # Warps divide the rows of a product, and each of them holds all of its right side. Pieces of that
 # leave registers for the rest.
@@ -49,15 +50,21 @@ def prefill_attention(
     """
     chunk, q_heads, head_dim = q.shape
     _, page_size, sides, width = kv_pages.shape
-    group, dtype, tile = q_heads // (sides // 2), kv_pages.dtype, plan.kv_tile
+    kv_heads, dtype, tile = sides // 2, kv_pages.dtype, plan.kv_tile
+    group = q_heads // kv_heads
     ring = PageRing(page_size, tile, plan.stages, width, has_tma)
+    block_tokens = QUERIES // group
+    parts = -(-min(chunk, TILE_TOKENS) // block_tokens)
 
-    # A block reads a whole tile from its first token on; what is no token of it is never stored.
-    q = pad_heads(q, width).astype(dtype).reshape(chunk, q_heads * width)
-    q = jnp.pad(q, ((0, QUERY_TILE - 1), (0, 0)))
+    # Queries of a kv head by token, then head. A block reads 64 of them from its first token on:
+    # what is none of its own is never stored.
+    q = pad_heads(q, width).astype(dtype).reshape(chunk, kv_heads, group, width)
+    q = q.swapaxes(0, 1).reshape(kv_heads, chunk * group, width)
+    q = jnp.pad(q, ((0, 0), (0, QUERIES - 1), (0, 0)))
     # No sink is one that weighs nothing.
     lowest = jnp.full(q_heads, LOWEST, jnp.float32)
     base_2_sinks = lowest if sinks is None else jnp.maximum(sinks * LOG2_E, lowest)
+    base_2_sinks = base_2_sinks.reshape(kv_heads, group)[:, jnp.arange(QUERIES) % group]
 
     def prefill_block(
         q_ref: Any,
@@ -73,27 +80,33 @@ def prefill_attention(
         query_s: Any = None,
         barriers: Any = None,
     ) -> None:
-        q_head, tile_index = lax.axis_index("head"), lax.axis_index("tile")
-        segment, first_token, tokens, first_position, kv_len = (
-            tiles[tile_index, field] for field in range(len(TILE_FIELDS))
-        )
-        head = lax.div(q_head, jnp.int32(group))
-        seen_from = scoring.first_seen(first_position + 1)
+        entry, part, head = (lax.axis_index(name) for name in ("tile", "part", "head"))
 
-        def page_of(column: Scalar) -> Scalar:
-            return page_table[segment, column]
+        def field(name: str) -> Scalar:
+            return tiles[entry, TILE_FIELDS.index(name)]
 
-        def columns_of(piece: int, count: int) -> Any:
-            return pl.ds(pl.multiple_of(q_head * width + piece, count), count)
+        skipped = part * block_tokens
+        tokens = jnp.minimum(field("tokens") - skipped, block_tokens)
 
         def attend() -> None:
-            # The first token is no multiple of 8, so nothing but registers can take the queries.
-            own = q_ref.at[pl.ds(first_token, QUERY_TILE), columns_of(0, width)]
+            segment, first_token = field("segment"), field("first_token") + skipped
+            first_position = field("first_position") + skipped
+            # Padding sees nothing and so gives zeros.
+            kv_len = jnp.where(field("is_padding") > 0, 0, first_position + tokens)
+            seen_from = scoring.first_seen(first_position + 1)
+            first_query = first_token * group
+
+            def page_of(column: Scalar) -> Scalar:
+                return page_table[segment, column]
+
+            # The first query is no multiple of 8, so nothing but registers can take them.
+            own = q_ref.at[head, pl.ds(first_query, QUERIES)]
             query = plgpu.load(own, layout=_LHS, optimized=False)
             if query_s is not None:
                 query_s[...] = query
-            shape = (QUERY_TILE, tile)
-            position = first_position + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=_ACC)
+            shape = (QUERIES, tile)
+            row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=_ACC)
+            position = first_position + lax.div(row, jnp.int32(group))
             column = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=_ACC)
 
             def query_piece(piece: int) -> jax.Array:
@@ -109,7 +122,7 @@ def prefill_attention(
 
             def read(index: Scalar, slot: Scalar, carry: Any) -> Any:
                 high, total, mixed = carry  # running maximum, sum of weights, weighted values
-                products = full(shape, 0, _ACC)
+                products = full(shape, 0.0, _ACC)
                 for piece in range(0, width, HEAD_PIECE):
                     keys = slots.at[slot, :, pl.ds(piece, HEAD_PIECE)].T
                     keys = plgpu.load(keys, layout=_RHS)
@@ -120,39 +133,33 @@ def prefill_attention(
                     seen = seen & (token > position - scoring.window)
                 scores = gpu_softmax.mask_scores(scoring.base_2(products), seen)
                 high, fade, weights = gpu_softmax.weigh(scores, high)
-                mixed = tuple(part * along_rows(fade, part) for part in mixed)
+                mixed = tuple(piece * along_rows(fade, piece) for piece in mixed)
                 # An accumulator's layout is not a left side's: weights go through shared memory.
                 weights_s[...] = weights.astype(dtype)
                 for first in range(0, tile, _TOKEN_PIECE):
                     some = plgpu.load(weights_s.at[:, pl.ds(first, _TOKEN_PIECE)], layout=_LHS)
                     mixed = tuple(
-                        plgpu.mma(part, some, values_of(index, slot, first, at * HEAD_PIECE))
-                        for at, part in enumerate(mixed)
+                        plgpu.mma(piece, some, values_of(index, slot, first, at * HEAD_PIECE))
+                        for at, piece in enumerate(mixed)
                     )
                 return high, total * fade + weights.sum(axis=1), mixed
 
             # A sink is a token that is seen first and has no value.
-            sink = sinks_ref[q_head]
+            sink = plgpu.load(sinks_ref.at[head], layout=_ACC.reduce(1), optimized=False)
             carry = (
-                full((QUERY_TILE,), sink, _ACC.reduce(1)),
-                full((QUERY_TILE,), jnp.where(sink > LOWEST, 1.0, 0.0), _ACC.reduce(1)),
-                tuple(full((QUERY_TILE, HEAD_PIECE), 0, _ACC) for _ in range(0, width, HEAD_PIECE)),
+                sink,
+                jnp.where(sink > LOWEST, 1.0, 0.0),
+                tuple(full((QUERIES, HEAD_PIECE), 0.0, _ACC) for _ in range(0, width, HEAD_PIECE)),
             )
             pages = Pages(ring, kv_ref, page_of, kv_len, head, slots, barriers)
             first = lax.div(seen_from, jnp.int32(tile))
             last = lax.div(kv_len + (tile - 1), jnp.int32(tile))
             _, total, mixed = gpu_copies.read_tiles(pages, first, last, read, carry)
-            divisor = jnp.where(total == 0, 1, total)  # padding has seen nothing; a NaN stays one
-            for at, part in enumerate(mixed):
-                part = (part / along_rows(divisor, part)).astype(dtype)
-                _store_tile(
-                    part,
-                    out_ref,
-                    first_token,
-                    tokens,
-                    columns_of(at * HEAD_PIECE, HEAD_PIECE),
-                    rows_s,
-                )
+            divisor = jnp.where(total == 0, 1, total)  # a NaN stays one
+            for at, piece in enumerate(mixed):
+                piece = (piece / along_rows(divisor, piece)).astype(dtype)
+                target = out_ref.at[head, :, pl.ds(at * HEAD_PIECE, HEAD_PIECE)]
+                _store_rows(piece, target, first_query, tokens * group, rows_s, multiple=group)
 
         pl.when(tokens > 0)(attend)
 
@@ -161,20 +168,20 @@ def prefill_attention(
         plgpu.SwizzleTransform(2 * _TOKEN_PIECE),
     )
     scratch = {
-        "weights_s": plgpu.SMEM((QUERY_TILE, tile), dtype, transforms=swizzled),
-        "rows_s": plgpu.SMEM((QUERY_TILE, HEAD_PIECE), dtype),
+        "weights_s": plgpu.SMEM((QUERIES, tile), dtype, transforms=swizzled),
+        "rows_s": plgpu.SMEM((QUERIES, HEAD_PIECE), dtype),
         **ring.scratch(),
     }
     if not holds_queries(width):
         swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-        scratch["query_s"] = plgpu.SMEM((QUERY_TILE, width), dtype, transforms=swizzled)
+        scratch["query_s"] = plgpu.SMEM((QUERIES, width), dtype, transforms=swizzled)
     out = plgpu.kernel(
         prefill_block,
-        out_type=jax.ShapeDtypeStruct((chunk, q_heads * width), dtype),
+        out_type=jax.ShapeDtypeStruct((kv_heads, chunk * group, width), dtype),
         scratch_types=scratch,
-        # The last axis runs first: heads side by side find the pages that they share in the cache.
-        grid=(work.tiles.shape[0], q_heads),
-        grid_names=("tile", "head"),
+        # The last axis runs first: heads side by side read whole pages.
+        grid=(work.tiles.shape[0], parts, kv_heads),
+        grid_names=("tile", "part", "head"),
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="octavo_prefill",
         interpret=interpret,
@@ -185,24 +192,46 @@ def prefill_attention(
         work.tiles,
         base_2_sinks,
     )
+    out = out.reshape(kv_heads, chunk, group, width).swapaxes(0, 1)
     return out.reshape(chunk, q_heads, width)[..., :head_dim]
 
 
-def _store_tile(
-    part: jax.Array, out_ref: Any, first_token: Scalar, tokens: Scalar, columns: Any, rows_s: Any
+def _store_rows(
+    values: jax.Array, target: Any, first: Scalar, count: Scalar, rows_s: Any, *, multiple: int
 ) -> None:
-    """Stores the first `tokens` rows of a tile: those behind them are another tile's."""
+    """Stores the first `count` rows of a block: those behind them are another block's.
 
-    @pl.when(tokens == QUERY_TILE)
+    Args:
+      values: All rows.
+      target: Rows in device memory.
+      first: Where the first row goes.
+      count: How many.
+      rows_s: Shared memory for all rows.
+      multiple: What divides count.
+    """
+
+    @pl.when(count == QUERIES)
     def _() -> None:
-        plgpu.store(out_ref.at[pl.ds(first_token, QUERY_TILE), columns], part, optimized=False)
+        plgpu.store(target.at[pl.ds(first, QUERIES)], values, optimized=False)
 
-    @pl.when(tokens < QUERY_TILE)
+    @pl.when(count < QUERIES)
     def _() -> None:
-        plgpu.store(rows_s, part, optimized=False)
+        plgpu.store(rows_s, values, optimized=False)
+        # In as many pieces as count has bits: 32 rows, then 16, down to what divides it.
+        size = QUERIES // 2
+        while size and multiple % (2 * size):
+            pl.when(count & size > 0)(partial(_copy_rows, rows_s, target, first, count, size))
+            size //= 2
 
-        @pl.loop(0, tokens)
-        def _(row: jax.Array) -> None:
-            layout = plgpu.Layout.WGMMA.reduce(0)
-            own = plgpu.load(rows_s.at[row], layout=layout, optimized=False)
-            plgpu.store(out_ref.at[first_token + row, columns], own, optimized=False)
+
+def _copy_rows(rows_s: Any, target: Any, first: Scalar, count: Scalar, size: int) -> None:
+    """Stores the rows that one bit of count stands for."""
+    start = count & -(2 * size)
+    if size * HEAD_PIECE % THREADS == 0:
+        layout = plgpu.Layout.WG_STRIDED((size, HEAD_PIECE), vec_size=1)
+        rows = plgpu.load(rows_s.at[pl.ds(start, size)], layout=layout, optimized=False)
+        plgpu.store(target.at[pl.ds(first + start, size)], rows, optimized=False)
+    else:
+        layout = plgpu.Layout.WGMMA.reduce(0)
+        row = plgpu.load(rows_s.at[start], layout=layout, optimized=False)
+        plgpu.store(target.at[first + start], row, optimized=False)

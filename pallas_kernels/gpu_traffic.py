@@ -7,8 +7,9 @@ step, is counted where it is asked for; most of that comes out of the cache of t
 import math
 from dataclasses import dataclass
 
-from .gpu_budget import MAX_GROUP, QUERY_TILE, KernelPlan
+from .gpu_budget import MAX_GROUP, QUERIES, KernelPlan
 from .gpu_decode import stored_heads
+from .gpu_work import TILE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,17 @@ def prefill_tile_traffic(
     width: int,
     window: int | None = None,
 ) -> Traffic:
-    """What a full tile of queries moves: each query head reads the KV of its kv head anew."""
-    kv_len = first_position + QUERY_TILE
-    seen_from = first_seen(first_position + 1, window)
-    tokens = _tokens_read(plan.kv_tile, page_size, seen_from, kv_len)
-    others = QUERY_TILE * q_heads * width * 2 * 2
-    least = 4 * head_dim * ((kv_len - seen_from) * kv_heads + QUERY_TILE * q_heads)
-    return Traffic(tokens * q_heads * 4 * width, others, least)
+    """What a full tile of queries moves: each of its blocks reads the KV of a kv head anew."""
+    block_tokens = QUERIES // (q_heads // kv_heads)
+    tokens = 0
+    for skipped in range(0, TILE_TOKENS, block_tokens):
+        first = first_position + skipped
+        last = first + min(block_tokens, TILE_TOKENS - skipped)
+        tokens += _tokens_read(plan.kv_tile, page_size, first_seen(first + 1, window), last)
+    seen = first_position + TILE_TOKENS - first_seen(first_position + 1, window)
+    others = 2 * TILE_TOKENS * q_heads * width * 2
+    least = 4 * head_dim * (seen * kv_heads + TILE_TOKENS * q_heads)
+    return Traffic(tokens * kv_heads * 4 * width, others, least)
 
 
 def first_seen(kv_len: int, window: int | None) -> int:

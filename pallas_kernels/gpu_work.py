@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
 from .chunk_tokens import Segments
-from .gpu_budget import QUERY_TILE
 
-TILE_FIELDS = ("segment", "first_token", "tokens", "first_position", "kv_len")
+TILE_TOKENS = 64
+TILE_FIELDS = ("tokens", "segment", "first_token", "first_position", "is_padding")
 
 
 @jax.tree_util.register_dataclass
@@ -29,13 +29,12 @@ class DecodeWork:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PrefillWork:
-    """Tiles of at most QUERY_TILE tokens of one segment each, and of padding.
+    """Tiles of at most TILE_TOKENS tokens of one segment each, and of padding.
 
     Attributes:
       page_table: Pages of each segment; entries past its length are never used.
-      tiles: For each tile TILE_FIELDS: the segment; its first token in the chunk; how many tokens,
-        0 where the list has ended; the position of the first in its request; and one past the last
-        position, 0 where the tokens are padding.
+      tiles: For each tile TILE_FIELDS: how many tokens, 0 where the list has ended; their segment;
+        the first in the chunk; its position in its request; and 1 where the tokens are padding.
     """
 
     page_table: Int32[Array, "segments columns"]
@@ -44,33 +43,32 @@ class PrefillWork:
 
 def max_tiles(chunk: int, segments: int) -> int:
     """Tiles that a chunk may need: padding counts as a segment, each may end with a part tile."""
-    return -(-chunk // QUERY_TILE) + segments
+    return -(-chunk // TILE_TOKENS) + segments
 
 
 def prefill_work(segments: Segments, chunk: int) -> PrefillWork:
     """Cuts a chunk of that many tokens into tiles."""
     q_lens, kv_lens = segments.q_lens, segments.kv_lens
     used = q_lens.sum()
-    # Padding comes last: a segment that sees nothing, so that its tiles write zeros.
+    # Padding comes last, as a segment of its own.
     counts = jnp.append(q_lens, chunk - used)
-    ends = jnp.append(kv_lens, 0)
     firsts = jnp.cumsum(counts) - counts
-    tiles = -(-counts // QUERY_TILE)
+    tiles = -(-counts // TILE_TOKENS)
     tile_ends = jnp.cumsum(tiles)
     index = jnp.arange(max_tiles(chunk, q_lens.shape[0]))
     segment = (index[:, None] >= tile_ends).sum(-1)
     is_used = segment < counts.shape[0]
     segment = jnp.where(is_used, segment, 0)
-    within = (index - (tile_ends - tiles)[segment]) * QUERY_TILE
-    tokens = jnp.clip(counts[segment] - within, 0, QUERY_TILE)
+    within = (index - (tile_ends - tiles)[segment]) * TILE_TOKENS
     is_padding = segment == q_lens.shape[0]
-    first_position = (ends - counts)[segment] + within
-    fields = (
-        jnp.where(is_padding, 0, segment),
-        firsts[segment] + within,
-        tokens,
-        jnp.where(is_padding, 0, first_position),
-        jnp.where(is_padding, 0, first_position + tokens),
-    )
-    listed = jnp.where(is_used, jnp.stack(fields), 0).T
+    fields = {
+        "tokens": jnp.minimum(counts[segment] - within, TILE_TOKENS),
+        "segment": jnp.where(is_padding, 0, segment),
+        "first_token": firsts[segment] + within,
+        "first_position": jnp.where(
+            is_padding, 0, jnp.append(kv_lens - q_lens, 0)[segment] + within
+        ),
+        "is_padding": is_padding,
+    }
+    listed = jnp.where(is_used, jnp.stack([fields[name] for name in TILE_FIELDS]), 0).T
     return PrefillWork(segments.page_table, listed.astype(jnp.int32))
