@@ -3,6 +3,7 @@
 The one place where the engine's parts are put together.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from ..configs.engine_config import EngineConfig
 from ..models.base_tokenizer import Tokenizer
 from ..models.checkpoint import Checkpoint
 from ..pallas_kernels.backend import AttentionBackend
-from ..pallas_kernels.reference_backend import ReferenceBackend
+from ..pallas_kernels.choice import Choice, choose
 from . import kv_budget, packing
 from .admission import EngineLimits
 from .engine import Engine
@@ -24,11 +25,13 @@ from .executables import compile_step, compile_table
 from .executor import DeviceExecutor
 from .fingerprint import fingerprint
 from .guided_masks import GuideCompiler
-from .initial_state import StateMaker, bytes_per_device, kv_shape, load_decoder
+from .initial_state import StateMaker, attention_shape, bytes_per_device, kv_shape, load_decoder
 from .measure import measure_costs
 from .placement import make_mesh, replicated
 from .self_check import check_determinism
 from .step_costs import StepCosts
+
+logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[str, int, int], None]
 """Told (stage, done, total): "loading" and "compiling", done from 0 to total."""
@@ -44,6 +47,8 @@ class BuiltEngine:
       num_executables: Compiled step shapes, and the two transfers of pages where there are any.
       compile_s: Seconds that compiling (or loading from the persistent cache) took.
       costs: What its steps take, measured on this device.
+      attention: Name of the backend that attends.
+      attention_reason: Why it is not the platform's kernels; empty where it is, or there are none.
       fingerprint: Of a deterministic engine; equal ones promise equal tokens for a request that is
         greedy or brings a seed. Else empty.
     """
@@ -53,6 +58,8 @@ class BuiltEngine:
     num_executables: int
     compile_s: float
     costs: StepCosts
+    attention: str
+    attention_reason: str = ""
     fingerprint: str = ""
 
 
@@ -89,7 +96,14 @@ def build_engine(
     model = checkpoint.config
     mesh = make_mesh(_devices(config))
     device = mesh.devices.flat[0]
-    backend = backend or ReferenceBackend()
+    choice = (
+        choose(config.attention, device, attention_shape(config, model))
+        if backend is None
+        else Choice(backend)
+    )
+    backend = choice.backend
+    if choice.reason:
+        logger.warning("attention runs in plain JAX: %s", choice.reason)
 
     on_progress("loading", 0, 1)
     decoder = load_decoder(checkpoint, config, mesh)
@@ -169,6 +183,8 @@ def build_engine(
         num_executables=len(table),
         compile_s=compile_s,
         costs=costs,
+        attention=backend.name,
+        attention_reason=choice.reason,
         fingerprint=digest,
     )
 

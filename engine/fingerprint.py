@@ -32,7 +32,14 @@ FOLDERS = ("configs", "engine", "models", "pallas_kernels", "server")
 """Of the package: from a request on the wire to its output. The server holds the defaults of what a
 request leaves out, and finds the token at which a stop string ends an output."""
 
-CONFIG_FIELDS = ("dtype", "max_num_seqs", "prefill_chunk_tokens", "page_size", "max_stop_ids")
+CONFIG_FIELDS = (
+    "tensor_parallel_size",
+    "dtype",
+    "max_num_seqs",
+    "prefill_chunk_tokens",
+    "page_size",
+    "max_stop_ids",
+)
 
 LIBRARIES = ("jax", "jaxlib", "llguidance", "tokenizers", "sentencepiece", "jinja2")
 """That make ids of texts, masks of guides and programs of sources."""

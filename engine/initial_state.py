@@ -18,11 +18,12 @@ from ..configs.model_config import ModelConfig
 from ..models.checkpoint import Checkpoint
 from ..models.dealing import deal_for, deal_parameter
 from ..models.decoder import Decoder, ParameterSpec, declared_parameters, decoder_from_parameters
-from ..pallas_kernels.backend import AttentionBackend, KVLayer, KVShape
+from ..pallas_kernels.backend import AttentionBackend, AttentionShape, KVLayer, KVShape
 from .device_state import DeviceState, Slots, empty_slots
 from .logit_rules import RuleTables, empty_tables
 from .placement import kv_sharding, parameter_sharding, replicated
 from .sampling_checks import MAX_LOGIT_BIAS
+from .step_shapes import StepShapes
 
 
 def kv_shape(config: EngineConfig, model: ModelConfig) -> KVShape:
@@ -34,6 +35,28 @@ def kv_shape(config: EngineConfig, model: ModelConfig) -> KVShape:
         page_size=config.page_size,
         dtype=config.dtype,
     )
+
+
+def attention_shape(config: EngineConfig, model: ModelConfig) -> AttentionShape:
+    """The most that each device's attention will be asked for."""
+    shapes = StepShapes.from_config(config)
+    deal = deal_for(model, config.tensor_parallel_size)
+    kv = kv_shape(config, model)
+    longest = min(config.max_model_len or model.max_position, model.max_position)
+    return AttentionShape(
+        kv=kv,
+        q_heads=kv.kv_heads * deal.group,
+        rows=max(key.rows for key in shapes.all_keys()),
+        chunk=shapes.chunks[-1],
+        segments=shapes.max_segments,
+        pages_per_seq=pages_per_seq(config, longest),
+    )
+
+
+def pages_per_seq(config: EngineConfig, max_model_len: int) -> int:
+    """Columns of the page table."""
+    # The last token of a request is never fed back, so it needs no place.
+    return -(-(max_model_len - 1) // config.page_size)
 
 
 @dataclass(frozen=True)
@@ -64,8 +87,7 @@ class StateMaker:
         self, num_pages: int, max_model_len: int
     ) -> Callable[[], tuple[list[KVLayer], Slots, RuleTables]]:
         config, model, mesh = self.config, self.model, self.mesh
-        # The last token of a request is never fed back, so it needs no place.
-        pages_per_seq = -(-(max_model_len - 1) // config.page_size)
+        columns = pages_per_seq(config, max_model_len)
         shape = kv_shape(config, model)
 
         def allocate() -> list[KVLayer]:
@@ -79,7 +101,7 @@ class StateMaker:
         def make() -> tuple[list[KVLayer], Slots, RuleTables]:
             return (
                 allocate_on_each(),
-                empty_slots(config.max_num_seqs, pages_per_seq, config.max_stop_ids),
+                empty_slots(config.max_num_seqs, columns, config.max_stop_ids),
                 empty_tables(config.max_num_seqs, model.vocab_size, MAX_LOGIT_BIAS),
             )
 

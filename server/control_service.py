@@ -56,6 +56,7 @@ class ControlService:
             model.engine.load(),
             num_streams=len(self._router),
             compile_events_since_ready=model.compile_events_since_ready(),
+            is_attention_fallback=bool(model.attention_reason),
         )
 
     async def Abort(

@@ -177,11 +177,18 @@ def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
         num_executables=model.num_executables,
         fingerprint=model.fingerprint,
         has_guides=model.check_guide is not None,
+        tensor_parallel_size=model.tensor_parallel_size,
+        attention=model.attention,
+        attention_fallback_reason=model.attention_reason,
     )
 
 
 def load_info(
-    load: Load, *, num_streams: int, compile_events_since_ready: int
+    load: Load,
+    *,
+    num_streams: int,
+    compile_events_since_ready: int,
+    is_attention_fallback: bool,
 ) -> pb.GetLoadResponse:
     """The engine's load, and what only the server knows."""
     return pb.GetLoadResponse(
@@ -207,4 +214,5 @@ def load_info(
         predicted_wait_s=load.predicted_wait_s,
         refused_total=load.refused_total,
         is_paused=load.is_paused,
+        is_attention_fallback=is_attention_fallback,
     )

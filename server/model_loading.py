@@ -85,6 +85,9 @@ def load_model(
         num_executables=built.num_executables,
         compile_s=built.compile_s,
         fingerprint=built.fingerprint,
+        tensor_parallel_size=options.engine.tensor_parallel_size,
+        attention=built.attention,
+        attention_reason=built.attention_reason,
         compile_events_since_ready=lambda: compile_events() - events_at_ready,
         check_guide=guides.check,
     )

@@ -397,7 +397,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("name", "vocab_size", "max_model_len", "eos_token_ids", "has_chat_template", "dtype", "device", "max_num_seqs", "num_pages", "page_size", "num_executables", "fingerprint", "has_guides")
+    __slots__ = ("name", "vocab_size", "max_model_len", "eos_token_ids", "has_chat_template", "dtype", "device", "max_num_seqs", "num_pages", "page_size", "num_executables", "fingerprint", "has_guides", "tensor_parallel_size", "attention", "attention_fallback_reason")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +411,9 @@ class GetModelInfoResponse(_message.Message):
     NUM_EXECUTABLES_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     HAS_GUIDES_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FALLBACK_REASON_FIELD_NUMBER: _ClassVar[int]
     name: str
     vocab_size: int
     max_model_len: int
@@ -424,14 +427,17 @@ class GetModelInfoResponse(_message.Message):
     num_executables: int
     fingerprint: str
     has_guides: bool
-    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., num_executables: _Optional[int] = ..., fingerprint: _Optional[str] = ..., has_guides: _Optional[bool] = ...) -> None: ...
+    tensor_parallel_size: int
+    attention: str
+    attention_fallback_reason: str
+    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., num_executables: _Optional[int] = ..., fingerprint: _Optional[str] = ..., has_guides: _Optional[bool] = ..., tensor_parallel_size: _Optional[int] = ..., attention: _Optional[str] = ..., attention_fallback_reason: _Optional[str] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_queued", "num_usable_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready", "finished_total", "num_cached_pages", "num_host_pages", "queued_tokens", "cached_tokens_total", "evicted_pages_total", "exported_pages_total", "imported_pages_total", "is_paused", "predicted_wait_s", "refused_total", "evicted_age_s_total")
+    __slots__ = ("num_running", "num_queued", "num_usable_pages", "num_free_pages", "num_streams", "steps_total", "preemptions_total", "prompt_tokens_total", "output_tokens_total", "compile_events_since_ready", "finished_total", "num_cached_pages", "num_host_pages", "queued_tokens", "cached_tokens_total", "evicted_pages_total", "exported_pages_total", "imported_pages_total", "is_paused", "predicted_wait_s", "refused_total", "evicted_age_s_total", "is_attention_fallback")
     class FinishedTotalEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -482,6 +488,7 @@ class GetLoadResponse(_message.Message):
     PREDICTED_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     REFUSED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     EVICTED_AGE_S_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    IS_ATTENTION_FALLBACK_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_queued: int
     num_usable_pages: int
@@ -504,7 +511,8 @@ class GetLoadResponse(_message.Message):
     predicted_wait_s: float
     refused_total: _containers.ScalarMap[str, int]
     evicted_age_s_total: _containers.ScalarMap[str, float]
-    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_usable_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ..., finished_total: _Optional[_Mapping[str, int]] = ..., num_cached_pages: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., cached_tokens_total: _Optional[int] = ..., evicted_pages_total: _Optional[_Mapping[str, int]] = ..., exported_pages_total: _Optional[int] = ..., imported_pages_total: _Optional[int] = ..., is_paused: _Optional[bool] = ..., predicted_wait_s: _Optional[float] = ..., refused_total: _Optional[_Mapping[str, int]] = ..., evicted_age_s_total: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    is_attention_fallback: bool
+    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_usable_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_streams: _Optional[int] = ..., steps_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., compile_events_since_ready: _Optional[int] = ..., finished_total: _Optional[_Mapping[str, int]] = ..., num_cached_pages: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., cached_tokens_total: _Optional[int] = ..., evicted_pages_total: _Optional[_Mapping[str, int]] = ..., exported_pages_total: _Optional[int] = ..., imported_pages_total: _Optional[int] = ..., is_paused: _Optional[bool] = ..., predicted_wait_s: _Optional[float] = ..., refused_total: _Optional[_Mapping[str, int]] = ..., evicted_age_s_total: _Optional[_Mapping[str, float]] = ..., is_attention_fallback: _Optional[bool] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)

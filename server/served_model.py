@@ -112,6 +112,9 @@ class ServedModel:
       check_guide: Raises ValueError with the reason if the engine cannot hold outputs to a guide.
         Blocks for as long as it takes to compile one. None: the engine takes no guides.
       fingerprint: Of a deterministic engine; equal ones give equal tokens. Else empty.
+      tensor_parallel_size: Devices that share each layer.
+      attention: What attends over the KV pages: reference, tpu or gpu.
+      attention_reason: Why it is not the platform's kernels; empty where it is, or there are none.
     """
 
     name: str
@@ -130,3 +133,6 @@ class ServedModel:
     compile_events_since_ready: Callable[[], int]
     check_guide: Callable[[Guide], None] | None = None
     fingerprint: str = ""
+    tensor_parallel_size: int = 1
+    attention: str = "reference"
+    attention_reason: str = ""

@@ -87,7 +87,8 @@ async def serve_until_stopped(
         await server.set_ready(model)
         announce(
             f"READY grpc={config.address(port)} model={model.name} device={model.device} "
-            f"pages={model.num_pages} slots={model.max_num_seqs} compile_s={model.compile_s:.1f}"
+            f"attention={model.attention} pages={model.num_pages} slots={model.max_num_seqs} "
+            f"compile_s={model.compile_s:.1f}"
         )
         watch = asyncio.create_task(
             watch_engine(

@@ -93,6 +93,8 @@ def test_model_info_and_load() -> None:
                 num_pages=1024,
                 page_size=16,
                 num_executables=1,
+                tensor_parallel_size=1,
+                attention="reference",
             )
             calls = [at.inference.Generate(request()) for _ in range(3)]
             for call in calls:
@@ -231,5 +233,20 @@ def test_pings_are_allowed_up_to_the_configured_rate() -> None:
             "open",
             "Too many pings",
         ]
+
+    asyncio.run(scenario())
+
+
+def test_attention_that_is_not_the_platform_s_kernels_shows_in_info_and_load() -> None:
+    async def scenario() -> None:
+        reason = "head_dim 24: must be 64"
+        facts = {"device": "gpu", "attention_reason": reason, "tensor_parallel_size": 4}
+        async with running(model_facts=facts) as at:
+            info = await at.control.GetModelInfo(pb.GetModelInfoRequest())
+            assert info.attention == "reference"
+            assert info.attention_fallback_reason == reason
+            assert info.tensor_parallel_size == 4
+            load = await at.control.GetLoad(pb.GetLoadRequest())
+            assert load.is_attention_fallback
 
     asyncio.run(scenario())

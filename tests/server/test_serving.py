@@ -40,7 +40,7 @@ def wait_until_not_ready(channel: grpc.Channel) -> None:
 def test_ready_is_one_line_on_stdout() -> None:
     with server_process(fake_server_command()) as server:
         assert re.fullmatch(
-            r"READY grpc=127\.0\.0\.1:\d+ model=fake device=cpu pages=1024 slots=8 "
+            r"READY grpc=127\.0\.0\.1:\d+ model=fake device=cpu attention=reference pages=1024 slots=8 "
             r"compile_s=\d+\.\d\n",
             server.ready_line,
         )

@@ -1,0 +1,59 @@
+"""Which backend attends: the platform's kernels where they can, else the reference with a reason."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from octavo.pallas_kernels.backend import AttentionShape, KVShape, UnsupportedShape
+from octavo.pallas_kernels.choice import choose
+
+pytestmark = pytest.mark.usefixtures("types_unchecked")  # devices that are not there
+
+CPU: Any = SimpleNamespace(platform="cpu")
+TPU: Any = SimpleNamespace(platform="tpu")
+GPU: Any = SimpleNamespace(platform="gpu", compute_capability="9.0", core_count=132)
+
+
+def shape(dtype: str = "bfloat16", head_dim: int = 128) -> AttentionShape:
+    return AttentionShape(
+        kv=KVShape(kv_heads=8, head_dim=head_dim, page_size=64, dtype=dtype),
+        q_heads=32,
+        rows=64,
+        chunk=256,
+        segments=8,
+        pages_per_seq=128,
+    )
+
+
+@pytest.mark.parametrize(("device", "name"), [(CPU, "reference"), (TPU, "tpu"), (GPU, "gpu")])
+def test_auto_is_the_platform_s_own(device: Any, name: str) -> None:
+    choice = choose("auto", device, shape())
+    assert (choice.backend.name, choice.reason) == (name, "")
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_auto_falls_back_and_says_why(device: Any) -> None:
+    choice = choose("auto", device, shape(dtype="float32"))
+    assert choice.backend.name == "reference"
+    assert "float32" in choice.reason
+    assert "bfloat16" in choice.reason
+
+
+@pytest.mark.parametrize("device", [CPU, TPU, GPU])
+def test_the_reference_runs_everywhere_and_needs_no_reason(device: Any) -> None:
+    choice = choose("reference", device, shape(dtype="float32"))
+    assert (choice.backend.name, choice.reason) == ("reference", "")
+
+
+@pytest.mark.parametrize(("name", "device"), [("tpu", TPU), ("gpu", GPU)])
+def test_what_was_asked_for_by_name_is_that_or_an_error(name: Any, device: Any) -> None:
+    assert choose(name, device, shape()).backend.name == name
+    with pytest.raises(UnsupportedShape, match=f"attention is '{name}'.*head_dim 1000"):
+        choose(name, device, shape(head_dim=1000))
+
+
+@pytest.mark.parametrize(("name", "device"), [("tpu", GPU), ("gpu", TPU), ("gpu", CPU)])
+def test_kernels_of_another_platform_are_refused(name: Any, device: Any) -> None:
+    with pytest.raises(ValueError, match=rf"attention is '{name}'; .*platform, {device.platform}"):
+        choose(name, device, shape())
