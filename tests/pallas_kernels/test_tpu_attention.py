@@ -1,0 +1,135 @@
+"""The TPU kernels in Pallas' interpreter, held to what every backend is held to.
+
+What would break these, beside what attention_checks names: a copy that nobody waits for, a buffer
+that is written while it is read, a stale block in place of one that was not fetched. Blocks of the
+real size hold most contexts that an interpreter can run, so most tests make them small.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from octavo.pallas_kernels import tpu_budget, tpu_work
+
+from .attention_cases import EVERYTHING, Options, Shape, compiled_step, make_case, run
+from .attention_checks import (
+    cases,
+    check_equals_the_oracle,
+    check_free_places_change_no_bit,
+    check_nan_poisons_nobody_else,
+    check_rows_are_alone,
+    check_segments_are_alone,
+)
+from .attention_table import table
+from .tpu_subject import TPU, ends, tpu_subject  # noqa: F401 (a fixture)
+
+SMALL_BLOCKS = tpu_subject("small blocks")
+ROWS_FROM_HBM = tpu_subject("page table in HBM")
+
+
+def _shape(**changes) -> Shape:
+    values = {"rows": 3, "chunk": 0, "page_size": 16, "kv_heads": 2, "group": 2, "head_dim": 128}
+    return Shape(**{**values, "dtype": "bfloat16", **changes})
+
+
+# Together: one and several heads to a word, an odd head out, two folds of lanes, odd groups, rows
+# beside a chunk, chunks of less than a tile and of no whole number of them, every option.
+DECODE_SHAPES = [
+    _shape(page_size=32, kv_heads=4, group=4),
+    _shape(page_size=128, kv_heads=3, group=3, head_dim=64, options=Options(sinks=True)),
+    _shape(kv_heads=1, group=16, head_dim=256, options=Options(window=160)),
+]
+MIXED_SHAPES = [
+    _shape(chunk=48, group=3, options=EVERYTHING),
+    _shape(rows=2, chunk=100, page_size=64, kv_heads=1, head_dim=80, options=Options(window=45)),
+    _shape(chunk=128, kv_heads=3, group=1, head_dim=64, options=Options(softcap=2.0)),
+    _shape(rows=1, chunk=64, page_size=256, kv_heads=2, group=7, head_dim=96),
+]
+
+by_name = pytest.mark.parametrize("shape", DECODE_SHAPES + MIXED_SHAPES, ids=str)
+mixed_by_name = pytest.mark.parametrize("shape", MIXED_SHAPES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles and blocks so small that the cases cross many of their borders."""
+    monkeypatch.setattr(tpu_budget, "TILE_ROWS", 32)
+    monkeypatch.setattr(tpu_budget, "MAX_BLOCK_TOKENS", tpu_budget.MIN_BLOCK_TOKENS)
+
+
+@pytest.fixture
+def real_blocks(small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+
+
+@by_name
+def test_equals_the_oracle_and_stores_what_it_should(shape: Shape):
+    for case in cases(shape).values():
+        check_equals_the_oracle(SMALL_BLOCKS, shape, case)
+
+
+@pytest.mark.usefixtures("real_blocks")
+@pytest.mark.parametrize("shape", [DECODE_SHAPES[0], MIXED_SHAPES[0]], ids=str)
+def test_blocks_of_the_real_size(shape: Shape):
+    """A context of more than one block, and more of them than buffers."""
+    shape = dataclasses.replace(shape, rows=2, page_size=256, max_len=2100)
+    runs = [(1500, 30)] if shape.chunk else []
+    check_equals_the_oracle(TPU, shape, make_case(shape, [2100, 513], runs))
+
+
+@pytest.mark.parametrize("shape", [DECODE_SHAPES[2], MIXED_SHAPES[0]], ids=str)
+def test_what_free_places_and_padding_hold_changes_no_bit(shape: Shape):
+    check_free_places_change_no_bit(SMALL_BLOCKS, shape, [*cases(shape).values()][-2])
+
+
+@pytest.mark.parametrize("shape", DECODE_SHAPES, ids=str)
+def test_a_row_does_not_depend_on_its_neighbours(shape: Shape):
+    check_rows_are_alone(SMALL_BLOCKS, shape)
+
+
+@mixed_by_name
+def test_a_segment_does_not_depend_on_its_neighbours(shape: Shape):
+    check_segments_are_alone(SMALL_BLOCKS, shape)
+
+
+@mixed_by_name
+def test_a_request_whose_kv_is_nan_poisons_nobody_else(shape: Shape):
+    check_nan_poisons_nobody_else(SMALL_BLOCKS, shape)
+
+
+@pytest.mark.parametrize("shape", [DECODE_SHAPES[2], MIXED_SHAPES[0]], ids=str)
+def test_a_page_table_that_does_not_fit_scalar_memory(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch
+):
+    """Its rows are fetched one by one, ahead of their use."""
+    monkeypatch.setattr(tpu_work, "table_fits_smem", lambda rows, columns: False)
+    for case in cases(shape).values():
+        check_equals_the_oracle(ROWS_FROM_HBM, shape, case)
+
+
+def test_queries_may_be_of_either_type():
+    """float32 queries are rounded once, before the kernel."""
+    shape = _shape(chunk=16)
+    case = make_case(shape, [5, 40], [(20, 9)])
+    step = compiled_step(SMALL_BLOCKS, shape)
+    rounded = case.q.astype(case.k_pages.dtype)
+    found, expected = (
+        run(SMALL_BLOCKS, step, dataclasses.replace(case, q=q))[0] for q in (case.q, rounded)
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("real_blocks")
+@pytest.mark.parametrize("shape", table("bfloat16"), ids=str)
+def test_the_whole_table(shape: Shape):
+    for case in cases(shape).values():
+        check_equals_the_oracle(TPU, shape, case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", table("bfloat16"), ids=str)
+def test_the_whole_table_in_small_blocks(shape: Shape):
+    for case in cases(shape).values():
+        check_equals_the_oracle(SMALL_BLOCKS, shape, case)
