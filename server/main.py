@@ -10,7 +10,7 @@ from .command_line import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, run_comman
 from .late_import import late_import
 
 # Commands are imported when they run: some bring JAX, which takes a second to import.
-COMMANDS = ("serve", "generate", "chat", "fetch", "convert", "replay")
+COMMANDS = ("serve", "generate", "chat", "fetch", "convert", "plan", "replay")
 
 _WORDS = (*COMMANDS, "version")
 
@@ -25,6 +25,7 @@ commands:
   chat      talk to a model
   fetch     bring a preset's weights into the cache
   convert   write a checkpoint in the format that loads fastest
+  plan      what a model takes on chips that are not there
   replay    run the scheduler again from an event log
   version   print which octavo this is
 

@@ -25,7 +25,7 @@ ROPE_3_1 = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
-COMMON = {
+COMMON: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
     "attention_dropout": 0.0,

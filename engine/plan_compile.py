@@ -1,0 +1,286 @@
+"""Compiles the real steps of an engine that is not there, and says what became of them.
+
+Weights and state are described, not made: a compiler looks at nothing but shapes and shardings. The
+memory is divided as engine.build divides it, so that the engine gets the pages that are planned.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+from jax.sharding import Mesh
+
+from ..configs.engine_config import EngineConfig
+from ..configs.model_config import ModelConfig
+from ..models.decoder import Decoder
+from ..pallas_kernels.backend import AttentionBackend
+from ..pallas_kernels.choice import choose
+from . import kv_budget, packing
+from .admission import EngineLimits
+from .device_state import DeviceState
+from .executables import compile_step
+from .initial_state import StateMaker, attention_shape, bytes_per_device, describe_decoder, kv_shape
+from .packing import UploadLayout
+from .placement import make_mesh, replicated
+from .plan_hlo import cache_copies, collectives
+from .plan_records import CompiledPlan, PlanJob, PlannedStep
+
+OnStep = Callable[[int, int], None]
+"""Told how many steps are compiled, and how many will be."""
+
+_PROBE_PAGES = 2  # as in engine.build: the least that there can be
+_MAX_REASON = 600  # characters of what a compiler says
+
+
+@dataclass(frozen=True)
+class DescribedEngine:
+    """An engine that is described and not there.
+
+    Attributes:
+      model: The model.
+      config: The engine's sizes.
+      mesh: Devices, which may be such that only compile.
+      backend: What attends.
+    """
+
+    model: ModelConfig
+    config: EngineConfig
+    mesh: Mesh
+    backend: AttentionBackend
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The model, with shapes and shardings in place of parameters."""
+        return describe_decoder(self.model, self.config, self.mesh)
+
+    @cached_property
+    def layouts(self) -> list[UploadLayout]:
+        """One per step, the costliest first."""
+        return packing.upload_layouts(self.config, self.model.vocab_size)
+
+    @property
+    def page_bytes(self) -> int:
+        """One page over all layers, on each device."""
+        shape = kv_shape(self.config, self.model)
+        return self.model.num_layers * self.backend.bytes_per_page(shape)
+
+    def state(self, num_pages: int, max_model_len: int) -> DeviceState:
+        """What steps change, as shapes and shardings."""
+        maker = StateMaker(self.config, self.model, self.backend, self.mesh)
+        return maker.describe(num_pages, max_model_len)
+
+    def compile(self, layout: UploadLayout, state: DeviceState) -> jax.stages.Compiled:
+        """Compiles one step for the devices of the mesh."""
+        # Kernels are traced for the default device's architecture.
+        with jax.default_device(self.mesh.devices.flat[0]):
+            return compile_step(layout, self.backend, self.decoder, state, replicated(self.mesh))
+
+    def at_depth(self, num_layers: int) -> "DescribedEngine":
+        """The same with fewer layers."""
+        model = dataclasses.replace(self.model, num_layers=num_layers)
+        return dataclasses.replace(self, model=model)
+
+
+def compile_plan(job: PlanJob, devices: list[jax.Device], on_step: OnStep) -> CompiledPlan:
+    """Divides the memory, then compiles the steps.
+
+    Args:
+      job: What is planned.
+      devices: As many as the job names.
+      on_step: Told how far it is.
+
+    Raises:
+      ValueError: What attends was chosen by name, and is not for these devices or this model.
+    """
+    choice = choose(job.config.attention, devices[0], attention_shape(job.config, job.model))
+    engine = DescribedEngine(job.model, job.config, make_mesh(devices), choice.backend)
+    longest = job.config.max_model_len or job.model.max_position
+    probe = engine.state(_PROBE_PAGES, longest)
+    plan = CompiledPlan(
+        attention=choice.backend.name,
+        attention_reason=choice.reason,
+        compiled_layers=1 if job.is_extrapolated else job.model.num_layers,
+        parameter_bytes=bytes_per_device(engine.decoder),
+        slot_bytes=bytes_per_device((probe.slots, probe.tables)),
+        page_bytes=engine.page_bytes,
+        max_model_len=longest,
+        num_programs=len(engine.layouts),
+    )
+    missing = _missing_bytes(job, plan, pages=_PROBE_PAGES, temporary_bytes=0, program_bytes=0)
+    if missing > 0:  # a compiler would say no more, or less clearly
+        return dataclasses.replace(plan, reason=_does_not_fit(missing), missing_bytes=missing)
+
+    layouts = engine.layouts if job.compiles_all else corner_layouts(engine.layouts)
+    total = len(layouts) + 1
+    on_step(0, total)
+    try:
+        largest = _compile(engine, job, engine.layouts[0], _PROBE_PAGES, longest)
+        on_step(1, total)
+        plan = _with_pages(job, plan, largest)
+        if plan.num_pages is None:
+            return plan
+        steps: list[PlannedStep] = []
+        for layout in layouts:
+            steps.append(_compile(engine, job, layout, plan.num_pages, plan.max_model_len))
+            on_step(len(steps) + 1, total)
+    # Compilers raise what they like: whatever it is, it is the answer to what was asked.
+    except Exception as error:
+        return dataclasses.replace(plan, reason=f"does not compile: {_one_line(error)}")
+    return _judged(job, dataclasses.replace(plan, steps=tuple(steps)))
+
+
+def corner_layouts(layouts: list[UploadLayout]) -> list[UploadLayout]:
+    """The largest mixed step, and the largest and smallest decode step where there are such."""
+    decode = [layout for layout in layouts if layout.key.chunk == 0]
+    return [layouts[0], *dict.fromkeys([*decode[:1], *decode[-1:]])]
+
+
+def _compile(
+    engine: DescribedEngine, job: PlanJob, layout: UploadLayout, num_pages: int, max_model_len: int
+) -> PlannedStep:
+    """One step, extrapolated where the model is too deep."""
+
+    def at(engine: DescribedEngine) -> PlannedStep:
+        started_s = time.perf_counter()
+        state = engine.state(num_pages, max_model_len)
+        compiled = engine.compile(layout, state)
+        compile_s = time.perf_counter() - started_s
+        memory, text = compiled.memory_analysis(), compiled.as_text()
+        assert memory is not None
+        assert text is not None
+        return PlannedStep(
+            rows=layout.key.rows,
+            chunk=layout.key.chunk,
+            compile_s=compile_s,
+            temporary_bytes=memory.temp_size_in_bytes,
+            program_bytes=memory.generated_code_size_in_bytes,
+            collectives=collectives(text),
+            cache_copies=cache_copies(text, set(_leaf_sizes(state))),
+        )
+
+    if not job.is_extrapolated:
+        return at(engine)
+    return extrapolate(at(engine.at_depth(1)), at(engine.at_depth(2)), engine.model.num_layers)
+
+
+def extrapolate(one: PlannedStep, two: PlannedStep, num_layers: int) -> PlannedStep:
+    """A step of many layers from those of one and two: each more adds what the second added.
+
+    Copies of the cache are not extrapolated: any is too many.
+    """
+
+    def more(first: int, second: int) -> int:
+        return max(second, first + (num_layers - 1) * (second - first))
+
+    counts = [{(each.kind, each.bytes): each for each in step.collectives} for step in (one, two)]
+    found = [
+        dataclasses.replace(
+            each, count=more(counts[0][key].count if key in counts[0] else 0, each.count)
+        )
+        for key, each in counts[1].items()
+    ]
+    return dataclasses.replace(
+        two,
+        compile_s=one.compile_s + two.compile_s,
+        temporary_bytes=more(one.temporary_bytes, two.temporary_bytes),
+        program_bytes=more(one.program_bytes, two.program_bytes),
+        collectives=tuple(found),
+    )
+
+
+def _with_pages(job: PlanJob, plan: CompiledPlan, largest: PlannedStep) -> CompiledPlan:
+    """The plan with its pages, or with the reason why there are none.
+
+    Args:
+      job: What is planned.
+      plan: Sizes of all that does not depend on a compiler.
+      largest: The step that takes most memory, compiled with the least pool.
+    """
+    config, model = job.config, job.model
+
+    def free_bytes() -> int:
+        if job.limit_bytes is None:
+            return job.host_pool_bytes
+        return kv_budget.pool_bytes(
+            job.limit_bytes,
+            parameter_bytes=plan.parameter_bytes,
+            slot_bytes=plan.slot_bytes,
+            temporary_bytes=largest.temporary_bytes,
+            program_bytes=plan.num_programs * largest.program_bytes,
+        )
+
+    try:
+        pages = kv_budget.num_pages(
+            config, model, bytes_per_page=plan.page_bytes, free_bytes=free_bytes
+        )
+        limits = EngineLimits.resolve(config, model, num_pages=pages, eos_token_ids=())
+    except ValueError as error:
+        missing = _missing_bytes(
+            job,
+            plan,
+            pages=_PROBE_PAGES,
+            temporary_bytes=largest.temporary_bytes,
+            program_bytes=plan.num_programs * largest.program_bytes,
+        )
+        reason = _does_not_fit(missing) if missing > 0 else str(error)
+        return dataclasses.replace(plan, reason=reason, missing_bytes=max(missing, 0))
+    return dataclasses.replace(plan, num_pages=pages, max_model_len=limits.max_model_len)
+
+
+def _judged(job: PlanJob, plan: CompiledPlan) -> CompiledPlan:
+    """The plan with the reason against it, if its steps give one."""
+    assert plan.num_pages is not None
+    copying = [step for step in plan.steps if step.cache_copies]
+    if copying:
+        step = copying[0]
+        return dataclasses.replace(
+            plan,
+            reason=f"{len(step.cache_copies)} copies of a layer's KV pages in the step of "
+            f"{step.rows} rows and {step.chunk} prompt tokens: {step.cache_copies[0]}",
+        )
+    missing = _missing_bytes(
+        job,
+        plan,
+        pages=plan.num_pages,
+        temporary_bytes=max(step.temporary_bytes for step in plan.steps),
+        program_bytes=plan.num_programs * max(step.program_bytes for step in plan.steps),
+    )
+    if missing > 0:
+        return dataclasses.replace(plan, reason=_does_not_fit(missing), missing_bytes=missing)
+    return plan
+
+
+def _missing_bytes(
+    job: PlanJob, plan: CompiledPlan, *, pages: int, temporary_bytes: int, program_bytes: int
+) -> int:
+    """What a device lacks for so many pages and all the rest; negative: what it has left."""
+    if job.limit_bytes is None:
+        return 0
+    left = kv_budget.pool_bytes(
+        job.limit_bytes,
+        parameter_bytes=plan.parameter_bytes,
+        slot_bytes=plan.slot_bytes,
+        temporary_bytes=temporary_bytes,
+        program_bytes=program_bytes,
+    )
+    return pages * plan.page_bytes - left
+
+
+def _does_not_fit(missing_bytes: int) -> str:
+    return f"does not fit: each device lacks {missing_bytes / 2**30:.2f} GiB"
+
+
+def _leaf_sizes(state: DeviceState) -> Iterator[int]:
+    """Elements of each array of pages, on one device."""
+    for leaf in jax.tree.leaves(state.kv):
+        size = 1
+        for length in leaf.sharding.shard_shape(leaf.shape):
+            size *= length
+        yield size
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]

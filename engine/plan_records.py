@@ -1,0 +1,137 @@
+"""What is planned, and what compiling it told. Plain records that travel between processes. No JAX.
+
+All bytes are of one device.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ..configs.chips import Devices
+from ..configs.engine_config import EngineConfig
+from ..configs.model_config import ModelConfig
+from .plan_hlo import Collective
+from .plan_ptxas import Kernel
+
+ANSWER_FILE = "answer.json"
+"""What the process that compiles leaves in its scratch folder."""
+REFUSAL_FILE = "refusal.txt"
+"""What it leaves there instead, when the job asks for what cannot be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanJob:
+    """One model on some devices. What the compiler tells depends on nothing else here.
+
+    Attributes:
+      model: The model.
+      config: The engine's sizes; tensor_parallel_size is the number of devices.
+      devices: What it shall run on.
+      host_pool_bytes: What the KV pool takes of host memory, where the devices have none of their
+        own and the config does not say.
+      compiles_all: Compile every step, not just the largest and the smallest.
+      max_layers: Of a model with more layers, one and two are compiled and the rest extrapolated.
+    """
+
+    model: ModelConfig
+    config: EngineConfig
+    devices: Devices
+    host_pool_bytes: int
+    compiles_all: bool
+    max_layers: int
+
+    @property
+    def is_extrapolated(self) -> bool:
+        """Whether the model is too deep to be compiled whole."""
+        return self.model.num_layers > self.max_layers
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Memory of one device. None: host memory, which others use too."""
+        return self.config.device_memory_bytes or self.devices.chip.memory_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStep:
+    """What compiling one step told.
+
+    Attributes:
+      rows: Decode rows.
+      chunk: Prompt tokens; 0: a decode step.
+      compile_s: Seconds it took, tracing included.
+      temporary_bytes: The most that its own arrays take at once.
+      program_bytes: Size of its code, where the compiler says.
+      collectives: What devices exchange.
+      cache_copies: Instructions that make an array as large as one layer's pages; there must be
+        none.
+    """
+
+    rows: int
+    chunk: int
+    compile_s: float
+    temporary_bytes: int
+    program_bytes: int
+    collectives: tuple[Collective, ...]
+    cache_copies: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledPlan:
+    """What the compiler told about one job.
+
+    Attributes:
+      reason: Why the model cannot be served so; empty: it can.
+      missing_bytes: By how much it does not fit; 0 where that is not the reason.
+      attention: The backend that attends.
+      attention_reason: Why it is not the platform's kernels; empty where it is, or there are none.
+      compiled_layers: Layers that were compiled; steps of more are extrapolated from them.
+      parameter_bytes: Weights.
+      slot_bytes: Slots, and the tables of their rules.
+      page_bytes: One KV page, over all layers.
+      num_pages: Pages of the pool, page 0 included. None: it was not got that far.
+      max_model_len: Most tokens of one request.
+      num_programs: Executables that the engine will have.
+      steps: Those that were compiled here, the largest first.
+      kernels: Of GPUs: what each kernel takes.
+    """
+
+    reason: str = ""
+    missing_bytes: int = 0
+    attention: str
+    attention_reason: str = ""
+    compiled_layers: int
+    parameter_bytes: int
+    slot_bytes: int
+    page_bytes: int
+    num_pages: int | None = None
+    max_model_len: int
+    num_programs: int
+    steps: tuple[PlannedStep, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+
+
+def plan_to_json(plan: CompiledPlan) -> str:
+    """One line that plan_from_json reads."""
+    return json.dumps(dataclasses.asdict(plan))
+
+
+def plan_from_json(text: str) -> CompiledPlan:
+    """The plan that was written.
+
+    Raises:
+      ValueError: It was written by another version, or is no plan.
+    """
+    try:
+        values = json.loads(text)
+        values["steps"] = tuple(map(_step, values["steps"]))
+        values["kernels"] = tuple(Kernel(**kernel) for kernel in values["kernels"])
+        return CompiledPlan(**values)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"no plan: {error!r}") from error
+
+
+def _step(values: dict[str, Any]) -> PlannedStep:
+    found = tuple(Collective(**collective) for collective in values["collectives"])
+    copies = tuple(values["cache_copies"])
+    return PlannedStep(**values | {"collectives": found, "cache_copies": copies})

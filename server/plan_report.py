@@ -1,0 +1,139 @@
+"""A plan as a person reads it: a table of all chips, then what each compiler told."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..engine.plan_figures import BOUNDS_NOTE
+from .table import format_table
+
+_HEADER = (
+    "chip",
+    "",
+    "weights",
+    "KV",
+    "temporary",
+    "programs",
+    "of",
+    "pages",
+    "longest",
+    "requests",
+)
+_HEADER += ("TPOT >=", "TTFT >=")
+
+_ONE_FLAVOUR = "penalties, bias, masks and log-probabilities are in each of them"
+
+
+def report(model: str, chips: Sequence[dict[str, Any]]) -> str:
+    """All of it.
+
+    Args:
+      model: As the command line names it.
+      chips: Figures of each chip, as engine.plan_figures makes them.
+    """
+    lines = [f"{model}: GiB are of one device", format_table(_HEADER, list(map(_row, chips)))]
+    lines += [
+        "requests: how many fit at the longest context. TPOT: of the most rows at that context.",
+        "TTFT: of the longest prompt, alone. TPOT and TTFT are",
+        f"{BOUNDS_NOTE}.",
+    ]
+    for chip in chips:
+        lines += ["", *_details(chip)]
+    return "\n".join(lines)
+
+
+def _row(chip: dict[str, Any]) -> tuple[str, ...]:
+    memory = chip.get("memory", {})
+    sizes = ("parameter_bytes", "kv_bytes", "temporary_bytes", "program_bytes", "limit_bytes")
+    requests = chip.get("requests", [])
+    tpot, ttft = chip.get("tpot_bounds", []), chip.get("ttft_bounds", [])
+    return (
+        chip["chip"],
+        "ok" if chip["ok"] else "no",
+        *(_gib(memory.get(name)) for name in sizes),
+        _number(chip.get("num_pages")),
+        _number(chip.get("max_model_len")),
+        f"{requests[-1]['requests']} x {requests[-1]['context_tokens']}" if requests else "-",
+        f"{tpot[-1]['at_least_ms']:.2f} ms" if tpot else "-",
+        f"{ttft[-1]['at_least_ms']:.0f} ms" if ttft else "-",
+    )
+
+
+def _details(chip: dict[str, Any]) -> Iterator[str]:
+    yield f"{chip['chip']}: {chip['reason'] or 'every step that was compiled fits'}"
+    if "executables" not in chip:
+        return
+    if chip["is_extrapolated"]:
+        yield (
+            f"  extrapolated: of {chip['num_layers']} layers one and two were compiled; weights, "
+            "pages and bounds are exact"
+        )
+    steps = chip["executables"]
+    why = f", because {chip['attention_reason']}" if chip["attention_reason"] else ""
+    yield f"  attention: {chip['attention']}{why}"
+    yield f"  {len(steps)} of {chip['num_executables']} executables compiled; {_ONE_FLAVOUR}"
+    header = ("rows", "chunk", "compile s", "temporary MiB", "program MiB", "cache copies")
+    rows = [
+        (
+            str(step["rows"]),
+            str(step["chunk"]),
+            f"{step['compile_s']:.1f}",
+            _mib(step["temporary_bytes"]),
+            _mib(step["program_bytes"]),
+            str(len(step["cache_copies"])),
+        )
+        for step in steps
+    ]
+    if rows:
+        yield _indented(format_table(header, rows))
+    for step in steps:
+        if step["collectives"]:
+            each = ", ".join(
+                f"{found['count']} {found['kind']} of {_mib(found['bytes'])} MiB"
+                for found in step["collectives"]
+            )
+            yield f"  {step['rows']} rows, chunk {step['chunk']}: {each}"
+    yield from _bounds("requests by context", chip["requests"], "context_tokens", "requests")
+    yield from _tpot(chip["tpot_bounds"])
+    yield from _bounds("TTFT at least, ms", chip["ttft_bounds"], "prompt_tokens", "at_least_ms")
+    yield from _kernels(chip["kernels"])
+
+
+def _tpot(bounds: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for rows in dict.fromkeys(bound["rows"] for bound in bounds):
+        own = [bound for bound in bounds if bound["rows"] == rows]
+        yield from _bounds(f"TPOT at least, ms, {rows} rows", own, "context_tokens", "at_least_ms")
+
+
+def _bounds(what: str, values: Sequence[dict[str, Any]], by: str, name: str) -> Iterator[str]:
+    if values:
+        yield f"  {what}: " + ", ".join(f"{each[name]:g} at {each[by]}" for each in values)
+
+
+def _kernels(kernels: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Those that spill, by name; of the others how many there are."""
+    if not kernels:
+        return
+    spilling = [kernel for kernel in kernels if kernel["spill_bytes"]]
+    most = max(kernel["registers"] for kernel in kernels)
+    yield f"  {len(kernels)} kernels, {len(spilling)} that spill, at most {most} registers"
+    header = ("kernel", "registers", "spill bytes", "shared bytes")
+    names = ("name", "registers", "spill_bytes", "shared_bytes")
+    if spilling:
+        rows = [tuple(str(kernel[name]) for name in names) for kernel in spilling]
+        yield _indented(format_table(header, rows))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _gib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**30:.2f}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.2f}"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
