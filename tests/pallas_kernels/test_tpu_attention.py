@@ -5,7 +5,7 @@ that is written while it is read, a stale block in place of one that was not fet
 real size hold most contexts that an interpreter can run, so most tests make them small.
 """
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,27 +24,26 @@ from .attention_checks import (
 from .attention_table import table
 from .tpu_subject import TPU, ends, tpu_subject  # noqa: F401 (a fixture)
 
-SMALL_BLOCKS = tpu_subject("small blocks")
-ROWS_FROM_HBM = tpu_subject("page table in HBM")
+SMALL_BLOCKS = tpu_subject()
+ROWS_FROM_HBM = tpu_subject()
 
 
-def _shape(**changes) -> Shape:
-    values = {"rows": 3, "chunk": 0, "page_size": 16, "kv_heads": 2, "group": 2, "head_dim": 128}
-    return Shape(**{**values, "dtype": "bfloat16", **changes})
-
+_BASE = Shape(rows=3, chunk=0, page_size=16, kv_heads=2, group=2, head_dim=128, dtype="bfloat16")
 
 # Together: one and several heads to a word, an odd head out, two folds of lanes, odd groups, rows
 # beside a chunk, chunks of less than a tile and of no whole number of them, every option.
 DECODE_SHAPES = [
-    _shape(page_size=32, kv_heads=4, group=4),
-    _shape(page_size=128, kv_heads=3, group=3, head_dim=64, options=Options(sinks=True)),
-    _shape(kv_heads=1, group=16, head_dim=256, options=Options(window=160)),
+    replace(_BASE, page_size=32, kv_heads=4, group=4),
+    replace(_BASE, page_size=128, kv_heads=3, group=3, head_dim=64, options=Options(sinks=True)),
+    replace(_BASE, kv_heads=1, group=16, head_dim=256, options=Options(window=160)),
 ]
 MIXED_SHAPES = [
-    _shape(chunk=48, group=3, options=EVERYTHING),
-    _shape(rows=2, chunk=100, page_size=64, kv_heads=1, head_dim=80, options=Options(window=45)),
-    _shape(chunk=128, kv_heads=3, group=1, head_dim=64, options=Options(softcap=2.0)),
-    _shape(rows=1, chunk=64, page_size=256, kv_heads=2, group=7, head_dim=96),
+    replace(_BASE, chunk=48, group=3, options=EVERYTHING),
+    replace(
+        _BASE, rows=2, chunk=100, page_size=64, kv_heads=1, head_dim=80, options=Options(window=45)
+    ),
+    replace(_BASE, chunk=128, kv_heads=3, group=1, head_dim=64, options=Options(softcap=2.0)),
+    replace(_BASE, rows=1, chunk=64, page_size=256, kv_heads=2, group=7, head_dim=96),
 ]
 
 by_name = pytest.mark.parametrize("shape", DECODE_SHAPES + MIXED_SHAPES, ids=str)
@@ -73,7 +72,7 @@ def test_equals_the_oracle_and_stores_what_it_should(shape: Shape):
 @pytest.mark.parametrize("shape", [DECODE_SHAPES[0], MIXED_SHAPES[0]], ids=str)
 def test_blocks_of_the_real_size(shape: Shape):
     """A context of more than one block, and more of them than buffers."""
-    shape = dataclasses.replace(shape, rows=2, page_size=256, max_len=2100)
+    shape = replace(shape, rows=2, page_size=256, max_len=2100)
     runs = [(1500, 30)] if shape.chunk else []
     check_equals_the_oracle(TPU, shape, make_case(shape, [2100, 513], runs))
 
@@ -98,25 +97,27 @@ def test_a_request_whose_kv_is_nan_poisons_nobody_else(shape: Shape):
     check_nan_poisons_nobody_else(SMALL_BLOCKS, shape)
 
 
+def _fits_never(rows: int, columns: int) -> bool:
+    return False
+
+
 @pytest.mark.parametrize("shape", [DECODE_SHAPES[2], MIXED_SHAPES[0]], ids=str)
 def test_a_page_table_that_does_not_fit_scalar_memory(
     shape: Shape, monkeypatch: pytest.MonkeyPatch
 ):
     """Its rows are fetched one by one, ahead of their use."""
-    monkeypatch.setattr(tpu_work, "table_fits_smem", lambda rows, columns: False)
+    monkeypatch.setattr(tpu_work, "table_fits_smem", _fits_never)
     for case in cases(shape).values():
         check_equals_the_oracle(ROWS_FROM_HBM, shape, case)
 
 
 def test_queries_may_be_of_either_type():
     """float32 queries are rounded once, before the kernel."""
-    shape = _shape(chunk=16)
+    shape = replace(_BASE, chunk=16)
     case = make_case(shape, [5, 40], [(20, 9)])
     step = compiled_step(SMALL_BLOCKS, shape)
     rounded = case.q.astype(case.k_pages.dtype)
-    found, expected = (
-        run(SMALL_BLOCKS, step, dataclasses.replace(case, q=q))[0] for q in (case.q, rounded)
-    )
+    found, expected = (run(SMALL_BLOCKS, step, replace(case, q=q))[0] for q in (case.q, rounded))
     np.testing.assert_array_equal(found, expected)
 
 
