@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import psutil
 
 from ..configs.engine_config import EngineConfig
 from ..models.base_tokenizer import Tokenizer
-from ..models.checkpoint import Checkpoint
+from ..models.checkpoint_format import Checkpoint
 from ..pallas_kernels.backend import AttentionBackend
 from ..pallas_kernels.choice import Choice, choose
 from . import kv_budget, packing
@@ -115,20 +116,23 @@ def build_engine(
     maker = StateMaker(config, model, backend, mesh)
 
     def free_bytes() -> int:
+        parameter_bytes = bytes_per_device(decoder)
+        limit_bytes = config.device_memory_bytes
+        if limit_bytes is None:
+            stats = device.memory_stats()
+            if stats is None:  # the CPU backend keeps no account, and shares the machine
+                return kv_budget.host_pool_bytes(psutil.virtual_memory().available)
+            limit_bytes, parameter_bytes = stats["bytes_limit"], stats["bytes_in_use"]
         # The number of pages is part of the shapes that are compiled, so what a step takes besides
         # is measured with a pool of the least size.
-        max_model_len = config.max_model_len or model.max_position
-        probe = maker.describe(2, max_model_len)
-
-        def other_bytes() -> int:
-            step = compile_step(layouts[0], backend, decoder, probe, everywhere)
-            return _step_bytes(step) + bytes_per_device((probe.slots, probe.tables))
-
-        return _pool_bytes(
-            config.device_memory_bytes,
-            device,
-            other_bytes=other_bytes,
-            parameter_bytes=bytes_per_device(decoder),
+        probe = maker.describe(2, config.max_model_len or model.max_position)
+        needs = _memory_of(compile_step(layouts[0], backend, decoder, probe, everywhere))
+        return kv_budget.pool_bytes(
+            limit_bytes,
+            parameter_bytes=parameter_bytes,
+            slot_bytes=bytes_per_device((probe.slots, probe.tables)),
+            temporary_bytes=needs.temp_size_in_bytes,
+            program_bytes=len(layouts) * needs.generated_code_size_in_bytes,
         )
 
     bytes_per_page = model.num_layers * backend.bytes_per_page(kv_shape(config, model))
@@ -200,33 +204,9 @@ def _devices(config: EngineConfig) -> list[jax.Device]:
     return devices[:wanted]
 
 
-def _pool_bytes(
-    limit_bytes: int | None,
-    device: jax.Device,
-    *,
-    other_bytes: Callable[[], int],
-    parameter_bytes: int,
-) -> int:
-    """Memory that is left for the KV pool when parameters, slots and the largest step have theirs.
-
-    Args:
-      limit_bytes: What the engine may take in all. None: what the device has.
-      device: Where it runs.
-      other_bytes: Measures what slots, rule tables and a step's own arrays take; costs a
-        compilation.
-      parameter_bytes: Size of the parameters, which are loaded already.
-    """
-    if limit_bytes is None:
-        stats = device.memory_stats()
-        if stats is None:  # the CPU backend keeps no account, and shares the machine with others
-            return kv_budget.host_pool_bytes(psutil.virtual_memory().available)
-        return stats["bytes_limit"] - stats["bytes_in_use"] - other_bytes()
-    return limit_bytes - parameter_bytes - other_bytes()
-
-
-def _step_bytes(step: jax.stages.Compiled) -> int:
-    """Memory of a step's temporaries and its program."""
+def _memory_of(step: jax.stages.Compiled) -> Any:
+    """What a step takes, as memory_analysis names it."""
     analysis = step.memory_analysis()
     if analysis is None:
         raise ValueError("num_pages must be given: this device does not say what a step takes")
-    return analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes
+    return analysis

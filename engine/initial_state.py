@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from ..configs.engine_config import EngineConfig
 from ..configs.model_config import ModelConfig
-from ..models.checkpoint import Checkpoint
+from ..models.checkpoint_format import Checkpoint
 from ..models.dealing import deal_for, deal_parameter
 from ..models.decoder import Decoder, ParameterSpec, declared_parameters, decoder_from_parameters
 from ..pallas_kernels.backend import AttentionBackend, AttentionShape, KVLayer, KVShape

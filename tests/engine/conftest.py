@@ -17,6 +17,7 @@ from octavo.engine.guided_masks import GuideCompiler
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.decoder import ParameterSpec, declared_parameters
 from octavo.models.fetch import default_cache_dir
+from octavo.pallas_kernels.backend import AttentionBackend
 from tests.models.numpy_decoder import NumpyDecoder
 from tests.models.tiny_checkpoints import random_tensors, tiny_config, write_huggingface
 
@@ -41,7 +42,12 @@ class Model:
 
     checkpoint: Checkpoint
 
-    def build(self, config: EngineConfig, guides: GuideCompiler | None = None) -> Engine:
+    def build(
+        self,
+        config: EngineConfig,
+        guides: GuideCompiler | None = None,
+        backend: AttentionBackend | None = None,
+    ) -> Engine:
         return build_engine(
             self.checkpoint,
             config,
@@ -49,6 +55,7 @@ class Model:
             clock=time.monotonic,
             on_progress=ignore_progress,
             guides=guides,
+            backend=backend,
         ).engine
 
     @cached_property

@@ -1,6 +1,7 @@
 """What an engine keeps besides pages is taken off the memory that it may use."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,11 +22,11 @@ def test_slots_and_rule_tables_are_counted(tiny_model: Model, monkeypatch: pytes
     def plan(*_: object, free_bytes: Callable[[], int], **__: object) -> int:
         raise _Planned(free_bytes())
 
-    def nothing(*_: object) -> int:
-        return 0
+    def nothing(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(temp_size_in_bytes=0, generated_code_size_in_bytes=0)
 
     monkeypatch.setattr(build, "compile_step", nothing)
-    monkeypatch.setattr(build, "_step_bytes", nothing)
+    monkeypatch.setattr(build, "_memory_of", nothing)
     monkeypatch.setattr(build.kv_budget, "num_pages", plan)
 
     def left_bytes(max_num_seqs: int) -> int:
