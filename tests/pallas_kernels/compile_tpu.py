@@ -133,6 +133,7 @@ def compile_step(
     compiled = traced.lower(lowering_platforms=("tpu",)).compile()
     seconds = time.perf_counter() - start
     text = compiled.as_text()
+    assert text
     leaf = jax.tree.leaves(arguments[0])[0].size // len(devices)
     copies = plan_hlo.cache_copies(text, [leaf])
     heads = HeadLayout(kv.kv_heads, kv.head_dim)
