@@ -21,7 +21,7 @@ from . import gpu_copies, gpu_softmax
 from .gpu_budget import MAX_GROUP, THREADS, KernelPlan
 from .gpu_cache import pad_heads
 from .gpu_copies import PageRing, Pages, Scalar
-from .gpu_softmax import LOG2_E, LOWEST, Scoring, along_rows, full
+from .gpu_softmax import LOG2_E, LOWEST, Scoring, along_rows, full, store
 from .gpu_work import DecodeWork
 
 # Warps share the 16 rows of a product and divide its columns.
@@ -137,16 +137,16 @@ def decode_attention(
         divisor = jnp.where(is_empty, 1, total)
         for ref in sums_ref:
             sums = jnp.where(is_empty, LOWEST, high + jnp.log2(divisor))
-            plgpu.store(ref.at[row, split, head], sums, optimized=False)
+            store(ref.at[row, split, head], sums)
 
         # Without a tile there is nothing to combine; but a row that is all here must give zeros.
         @pl.when((first < last) | is_whole)
         def _() -> None:
-            plgpu.store(mixed_s, mixed / along_rows(divisor, mixed), optimized=False)
+            store(mixed_s, mixed / along_rows(divisor, mixed))
             by_thread = plgpu.Layout.WG_STRIDED((stored, width), vec_size=1)
             own = plgpu.load(mixed_s.at[pl.ds(0, stored)], layout=by_thread, optimized=False)
             target = mixed_ref.at[row, split, head]
-            plgpu.store(target, own.astype(mixed_type.dtype), optimized=False)
+            store(target, own.astype(mixed_type.dtype))
 
     swizzled = (
         plgpu.TilingTransform((8, min(64, tile))),

@@ -20,7 +20,7 @@ from . import gpu_copies, gpu_softmax
 from .gpu_budget import QUERIES, THREADS, KernelPlan, holds_queries
 from .gpu_cache import pad_heads
 from .gpu_copies import PageRing, Pages, Scalar
-from .gpu_softmax import LOG2_E, LOWEST, Scoring, along_rows, full
+from .gpu_softmax import LOG2_E, LOWEST, Scoring, along_rows, full, store
 from .gpu_work import TILE_FIELDS, TILE_TOKENS, PrefillWork
 
 # Warps divide the rows of a product, and each of them holds all of its right side. Pieces of that
@@ -212,11 +212,11 @@ def _store_rows(
 
     @pl.when(count == QUERIES)
     def _() -> None:
-        plgpu.store(target.at[pl.ds(first, QUERIES)], values, optimized=False)
+        store(target.at[pl.ds(first, QUERIES)], values)
 
     @pl.when(count < QUERIES)
     def _() -> None:
-        plgpu.store(rows_s, values, optimized=False)
+        store(rows_s, values)
         # In as many pieces as count has bits: 32 rows, then 16, down to what divides it.
         size = QUERIES // 2
         while size and multiple % (2 * size):
@@ -230,8 +230,8 @@ def _copy_rows(rows_s: Any, target: Any, first: Scalar, count: Scalar, size: int
     if size * HEAD_PIECE % THREADS == 0:
         layout = plgpu.Layout.WG_STRIDED((size, HEAD_PIECE), vec_size=1)
         rows = plgpu.load(rows_s.at[pl.ds(start, size)], layout=layout, optimized=False)
-        plgpu.store(target.at[pl.ds(first + start, size)], rows, optimized=False)
+        store(target.at[pl.ds(first + start, size)], rows)
     else:
         layout = plgpu.Layout.WGMMA.reduce(0)
         row = plgpu.load(rows_s.at[start], layout=layout, optimized=False)
-        plgpu.store(target.at[first + start], row, optimized=False)
+        store(target.at[first + start], row)

@@ -90,3 +90,11 @@ def along_rows(column: Float[Array, " rows"], like: jax.Array) -> jax.Array:
 def full(shape: tuple[int, ...], value: jax.Array | float, layout: Layout) -> jax.Array:
     """An array of one number, in registers."""
     return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
+
+
+def store(target: Any, values: jax.Array) -> None:
+    """Stores registers, in whatever pieces they come."""
+    if hasattr(plgpu, "store"):
+        plgpu.store(target, values, optimized=False)
+    else:  # JAX 0.11, whose assignments do just that
+        target[...] = values

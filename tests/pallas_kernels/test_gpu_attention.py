@@ -1,6 +1,10 @@
 """The GPU kernels in Pallas' interpreter: races are errors, memory that nobody wrote is NaN."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +13,7 @@ from octavo.pallas_kernels import gpu_copies, gpu_softmax
 from octavo.pallas_kernels.gpu_backend import GpuBackend
 from octavo.pallas_kernels.gpu_budget import Chip
 
-from .attention_cases import EVERYTHING, Options, Shape, Subject, make_case
+from .attention_cases import EVERYTHING, Case, Options, Shape, Subject, make_case
 from .attention_checks import (
     cases,
     check_equals_the_oracle,
@@ -70,25 +74,25 @@ def _clean_interpreter() -> None:
     reset_interpreter()
 
 
-def _some_cases(shape: Shape, start: int, count: int) -> list[str]:
+def _some_cases(shape: Shape, start: int, count: int) -> list[Case]:
     """A few of a shape's cases, others for each start."""
-    names = list(cases(shape))
-    return [names[(start + i * len(names) // count) % len(names)] for i in range(count)]
+    listed = list(cases(shape).values())
+    return [listed[(start + i * len(listed) // count) % len(listed)] for i in range(count)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_the_oracle_and_stores_what_it_should(shape: Shape):
-    for name in _some_cases(shape, SHAPES.index(shape), 4):
-        check_equals_the_oracle(GPU, shape, cases(shape)[name])
+    for case in _some_cases(shape, SHAPES.index(shape), 4):
+        check_equals_the_oracle(GPU, shape, case)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("index", range(len(table("bfloat16"))))
 def test_the_whole_table(index: int):
-    """Three cases of each shape, all of them over the shapes: a case takes up to a minute."""
+    """Two cases of each shape, all of them over the shapes: a case takes up to a minute."""
     shape = table("bfloat16")[index]
-    for name in _some_cases(shape, index, 3):
-        check_equals_the_oracle(GPU, shape, cases(shape)[name])
+    for case in _some_cases(shape, index, 2):
+        check_equals_the_oracle(GPU, shape, case)
 
 
 def test_what_free_places_and_padding_hold_changes_no_bit():
@@ -105,6 +109,16 @@ def test_a_segment_does_not_depend_on_its_neighbours():
 
 def test_a_request_whose_kv_is_nan_poisons_nobody_else():
     check_nan_poisons_nobody_else(GPU, MIXED)
+
+
+def test_two_devices_give_what_one_gives():
+    """Under shard_map with the heads dealt, as the engine runs steps."""
+    flags = "--xla_force_host_platform_device_count=2"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    command = [sys.executable, "-m", "tests.pallas_kernels.gpu_sharded_step"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def _no_wait(pages: Any, slot: Any, tiles_left: Any) -> None:
