@@ -104,3 +104,28 @@ def test_ids_are_those_of_one_device(
         heads = MODELS[name].num_kv_heads
         own = -(-heads * max(1, num_devices // heads) // num_devices)
         assert many["kv_bytes_per_device"] * heads == one["kv_bytes_per_device"] * own, name
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_devices", [1, 2, 4, 8])
+def test_the_default_model_gives_the_reference_ids(num_devices: int, default_model_path: Path):
+    """SmolLM2 has 9 query heads on 3 kv heads, which divide over none of these."""
+    goldens = json.loads((ROOT / "tests/goldens/smollm2-135m-instruct.json").read_text())["items"]
+    config = {"dtype": "float32", "max_num_seqs": 2, "prefill_chunk_tokens": 16, "num_pages": 64}
+    (found,) = run_on(
+        num_devices,
+        [
+            {
+                "model": str(default_model_path),
+                "config": config,
+                "prompts": [golden["prompt_ids"] for golden in goldens],
+                "max_tokens": 48,
+            }
+        ],
+    )
+    assert found["compile_events"] == 0
+    assert found["num_dispatches"] == found["num_steps"]
+    for golden, token_ids in zip(goldens, found["token_ids"], strict=True):
+        pairs = zip(token_ids, golden["greedy_ids"], strict=True)
+        same = next((i for i, (one, other) in enumerate(pairs) if one != other), 48)
+        assert same == 48 or golden["top1_top2_gap"][same] <= 0.01, golden["prompt"]
