@@ -5,7 +5,7 @@ MODEL := smollm2-135m-instruct
 ARGS :=
 BIN := .venv/bin
 
-.PHONY: help setup serve test test-full test-state bench simulate compare peer-env lint format proto clean
+.PHONY: help setup serve test test-full test-state bench simulate compare peer-env plan-env lint format proto clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,12 @@ compare: setup  ## Octavo beside Hugging Face transformers; needs peer-env
 peer-env: setup  ## make .cache/peer-venv with torch and transformers
 	$(BIN)/python -m octavo.bench.peer_environment $(ARGS)
 
+# Apart from .venv, and large: the compilers of TPUs and GPUs. Tests that need them look for it there.
+plan-env: setup  ## make .cache/plan-venv, in which octavo plan knows every chip
+	$(BIN)/python -m venv .cache/plan-venv
+	$(BIN)/python -m pip --python .cache/plan-venv/bin/python install --quiet \
+		--editable '.[plan-tpu,plan-gpu]' --group dev
+
 lint: setup  ## style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -58,6 +64,6 @@ proto: setup  ## generate server/octavo_pb2* from server/octavo.proto
 		--pyi_out=build/proto --grpc_python_out=build/proto octavo/server/octavo.proto
 	cp build/proto/octavo/server/octavo_pb2* server/
 
-clean:  ## remove everything that was made here, peer-env too; the model cache stays
+clean:  ## remove everything that was made here, other environments too; the model cache stays
 	rm -rf .venv .cache build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -40,8 +40,8 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "chips",
         "cpu-1",
-        f"What it shall run on, as NAME-COUNT,...; names: {', '.join(CHIPS)}. A count is of "
-        "devices as JAX counts them; a tpu7x chip is two.",
+        f"What it shall run on: NAME-COUNT, and more after commas. Names: {', '.join(CHIPS)}. A "
+        "count is of devices as JAX counts them; a tpu7x chip is two.",
         flag_values=values,
     )
     flags.DEFINE_bool(

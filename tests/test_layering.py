@@ -27,6 +27,7 @@ ALLOWED = {
 STANDARD_LIBRARY_ONLY = ("configs",)
 # What the scheduler needs; what front ends need of models; and the client of a remote server.
 WITHOUT_JAX = (
+    "configs.chips",
     "configs.engine_config",
     "configs.model_config",
     "configs.presets",
@@ -36,6 +37,9 @@ WITHOUT_JAX = (
     "engine.kv_budget",
     "engine.packing",
     "engine.page_pool",
+    "engine.plan_cache",
+    "engine.plan_figures",
+    "engine.plan_processes",
     "engine.request",
     "engine.router",
     "engine.scheduler",

@@ -77,7 +77,7 @@ def test_help_has_every_serve_flag_with_its_default(capsys: pytest.CaptureFixtur
 
 BAD_COMMAND_LINES = {
     "serv": "did you mean 'serve'?",
-    "bogus": "it must be one of serve, generate, chat, fetch, convert, replay, version",
+    "bogus": "it must be one of serve, generate, chat, fetch, convert, plan, replay, version",
     "versoin": "did you mean 'version'?",
     "serve --prot=1": "Did you mean: port",
     "serve --port=65536": "--port is '65536'; it must be an integer in the range [0, 65535]",
