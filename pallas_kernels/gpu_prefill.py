@@ -182,7 +182,8 @@ def prefill_attention(
         # The last axis runs first: heads side by side read whole pages.
         grid=(work.tiles.shape[0], parts, kv_heads),
         grid_names=("tile", "part", "head"),
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        # A row lies in one warp: to reduce it takes no shared memory.
+        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
         kernel_name="octavo_prefill",
         interpret=interpret,
     )(
