@@ -24,7 +24,10 @@ from .engine_flags import ALL_FIELDS, define_size_flags, engine_config
 from .plan_report import report
 from .progress import ProgressDisplay
 
-_FIELDS = tuple(name for name in ALL_FIELDS if name != "tensor_parallel_size")
+# The number of devices is part of --chips, and no step depends on the others.
+_FIELDS = tuple(
+    name for name in ALL_FIELDS if name not in ("tensor_parallel_size", "seed", "host_kv_bytes")
+)
 _MAX_LAYERS = 32  # of a deeper model, one and two layers are compiled
 
 

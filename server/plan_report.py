@@ -110,17 +110,19 @@ def _bounds(what: str, values: Sequence[dict[str, Any]], by: str, name: str) -> 
 
 
 def _kernels(kernels: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Those that spill, by name; of the others how many there are."""
+    """Octavo's own, and those of the compiler that spill; of the others how many there are."""
     if not kernels:
         return
     spilling = [kernel for kernel in kernels if kernel["spill_bytes"]]
     most = max(kernel["registers"] for kernel in kernels)
     yield f"  {len(kernels)} kernels, {len(spilling)} that spill, at most {most} registers"
-    header = ("kernel", "registers", "spill bytes", "shared bytes")
+    header = ("kernel", "registers", "spill bytes", "static shared bytes")
     names = ("name", "registers", "spill_bytes", "shared_bytes")
-    if spilling:
-        rows = [tuple(str(kernel[name]) for name in names) for kernel in spilling]
-        yield _indented(format_table(header, rows))
+    shown = [each for each in kernels if each["name"].startswith("octavo") or each in spilling]
+    if shown:
+        yield _indented(
+            format_table(header, [tuple(str(each[n]) for n in names) for each in shown])
+        )
 
 
 def _indented(text: str) -> str:

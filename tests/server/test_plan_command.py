@@ -43,6 +43,7 @@ PLAN = CompiledPlan(
     steps=(dataclasses.replace(STEP, chunk=256), STEP),
     kernels=(
         Kernel(name="plain", architecture="sm_90a", registers=64, spill_bytes=0, shared_bytes=0),
+        Kernel(name="octavo_x", architecture="sm_90a", registers=9, spill_bytes=0, shared_bytes=0),
         Kernel(name="spills", architecture="sm_90a", registers=255, spill_bytes=8, shared_bytes=1),
     ),
 )
@@ -131,7 +132,8 @@ def test_the_table_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None
     assert "extrapolated: of 80 layers one and two were compiled" in out
     assert "2 of 13 executables compiled; penalties, bias, masks and log-probabilities" in out
     assert "65 all-reduce of 4.00 MiB" in out
-    assert "2 kernels, 1 that spill, at most 255 registers" in out
+    assert "3 kernels, 1 that spill, at most 255 registers" in out
+    assert ("spills" in out, "octavo_x" in out, "plain" in out) == (True, True, False)
     assert "lower bounds from bytes and flops at the makers' peaks; unmeasured" in out
     assert "h100-8: compiling 1 of 4\n" in err
 
