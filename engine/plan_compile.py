@@ -102,7 +102,7 @@ def compile_plan(job: PlanJob, devices: list[jax.Device], on_step: OnStep) -> Co
     plan = CompiledPlan(
         attention=choice.backend.name,
         attention_reason=choice.reason,
-        compiled_layers=1 if job.is_extrapolated else job.model.num_layers,
+        compiled_layers=2 if job.is_extrapolated else job.model.num_layers,
         parameter_bytes=bytes_per_device(engine.decoder),
         slot_bytes=bytes_per_device((probe.slots, probe.tables)),
         page_bytes=engine.page_bytes,

@@ -85,7 +85,7 @@ class CompiledPlan:
       missing_bytes: By how much it does not fit; 0 where that is not the reason.
       attention: The backend that attends.
       attention_reason: Why it is not the platform's kernels; empty where it is, or there are none.
-      compiled_layers: Layers that were compiled; steps of more are extrapolated from them.
+      compiled_layers: The most that were compiled at once; steps of more are extrapolated.
       parameter_bytes: Weights.
       slot_bytes: Slots, and the tables of their rules.
       page_bytes: One KV page, over all layers.

@@ -13,6 +13,7 @@ import pytest
 from octavo.configs.chips import parse_chips
 from octavo.configs.engine_config import EngineConfig
 from octavo.engine import packing, plan_compile
+from octavo.engine.packing import UploadLayout
 from octavo.engine.plan_compile import compile_plan, corner_layouts, extrapolate
 from octavo.engine.plan_hlo import Collective
 from octavo.engine.plan_records import CompiledPlan, PlanJob, PlannedStep
@@ -137,7 +138,7 @@ def test_a_deep_model_is_planned_from_two_of_its_layers(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(plan_compile, "compile_step", compile_step)
     deep, whole = two_plans(900_000)
-    assert (deep.compiled_layers, whole.compiled_layers) == (1, 6)
+    assert (deep.compiled_layers, whole.compiled_layers) == (2, 6)
     assert whole.num_pages == 17  # what is left holds fewer than the 33 that slots could use
     assert whole.steps[0].collectives == (Collective(kind="all-reduce", bytes=32, count=13),)
     steps = tuple(dataclasses.replace(step, compile_s=0) for step in whole.steps)
@@ -186,6 +187,34 @@ def test_what_cannot_be_has_a_reason(
     assert plan.reason.startswith(reason)
     assert (plan.missing_bytes > 0) == ("lacks" in reason)
     assert plan.num_pages is None
+
+
+@pytest.mark.usefixtures("types_unchecked")
+@pytest.mark.parametrize("compiles_all", [False, True])
+def test_all_is_every_step(monkeypatch: pytest.MonkeyPatch, compiles_all: bool) -> None:
+    """The first is compiled twice: with hardly any pages, to see how many there can be."""
+    compiled: list[tuple[StepKey, int]] = []
+
+    def measured(_: object, job: PlanJob, layout: UploadLayout, pages: int, *__: object) -> object:
+        compiled.append((layout.key, pages))
+        return STEP
+
+    monkeypatch.setattr(plan_compile, "_compile", measured)
+    asked = dataclasses.replace(
+        job(), config=EngineConfig(dtype="float32"), compiles_all=compiles_all
+    )
+    layouts = packing.upload_layouts(asked.config, 1000)
+    told: list[tuple[int, int]] = []
+
+    def on_step(done: int, total: int) -> None:
+        told.append((done, total))
+
+    plan = compile_plan(asked, jax.devices()[:1], on_step)
+    chosen = layouts if compiles_all else corner_layouts(layouts)
+    keys = [layout.key for layout in chosen]
+    assert plan.num_pages is not None
+    assert compiled == [(keys[0], 2), *((key, plan.num_pages) for key in keys)]
+    assert told == [(done, len(keys) + 1) for done in range(len(keys) + 2)]
 
 
 @pytest.mark.usefixtures("types_unchecked")
