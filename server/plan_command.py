@@ -108,7 +108,8 @@ def _answers(
             if isinstance(plan, PlanFailed):
                 found[job] = no_answer(job, str(plan))
             else:
-                write_answer(folder, keys[job], plan)
+                if job_key(job) == keys[job]:  # else sources were changed meanwhile
+                    write_answer(folder, keys[job], plan)
                 found[job] = figures(job, plan)
     finally:
         progress.close()

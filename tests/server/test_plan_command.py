@@ -123,6 +123,21 @@ def test_answers_are_kept_until_they_are_wanted_fresh(
     assert len(compiled) == 9
 
 
+@pytest.mark.usefixtures("compiled", "types_unchecked")
+def test_an_answer_of_other_sources_is_not_kept(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody edits while it compiles: what was compiled is not what the name says."""
+    keys = iter(["before", "after"])
+
+    def job_key(_: PlanJob) -> str:
+        return next(keys)
+
+    monkeypatch.setattr(plan_command, "job_key", job_key)
+    assert plan_json(capsys, "--model=llama-3.1-8b", "--chips=h100-1")[0] == 0
+    assert not cache.exists()
+
+
 @pytest.mark.usefixtures("cache", "compiled", "types_unchecked")
 def test_the_table_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model=llama-3.1-70b", "--chips=h100-8,a100-1"]) == 1
