@@ -42,12 +42,10 @@ MIXED_SHAPES = [
     replace(
         _BASE, rows=2, chunk=100, page_size=64, kv_heads=1, head_dim=80, options=Options(window=45)
     ),
-    replace(_BASE, chunk=128, kv_heads=3, group=1, head_dim=64, options=Options(softcap=2.0)),
-    replace(_BASE, rows=1, chunk=64, page_size=256, kv_heads=2, group=7, head_dim=96),
+    replace(_BASE, chunk=64, kv_heads=3, group=1, head_dim=64, options=Options(softcap=2.0)),
 ]
 
 by_name = pytest.mark.parametrize("shape", DECODE_SHAPES + MIXED_SHAPES, ids=str)
-mixed_by_name = pytest.mark.parametrize("shape", MIXED_SHAPES, ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -64,17 +62,15 @@ def real_blocks(small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @by_name
 def test_equals_the_oracle_and_stores_what_it_should(shape: Shape):
-    for case in cases(shape).values():
+    for case in [*cases(shape).values()][::2]:  # the others with the whole table
         check_equals_the_oracle(SMALL_BLOCKS, shape, case)
 
 
 @pytest.mark.usefixtures("real_blocks")
-@pytest.mark.parametrize("shape", [DECODE_SHAPES[0], MIXED_SHAPES[0]], ids=str)
-def test_blocks_of_the_real_size(shape: Shape):
+def test_blocks_of_the_real_size():
     """A context of more than one block, and more of them than buffers."""
-    shape = replace(shape, rows=2, page_size=256, max_len=2100)
-    runs = [(1500, 30)] if shape.chunk else []
-    check_equals_the_oracle(TPU, shape, make_case(shape, [2100, 513], runs))
+    shape = replace(_BASE, chunk=16, page_size=256, kv_heads=4, max_len=4200)
+    check_equals_the_oracle(TPU, shape, make_case(shape, [4200, 1025, 1024], [(1500, 13)]))
 
 
 @pytest.mark.parametrize("shape", [DECODE_SHAPES[2], MIXED_SHAPES[0]], ids=str)
@@ -87,12 +83,12 @@ def test_a_row_does_not_depend_on_its_neighbours(shape: Shape):
     check_rows_are_alone(SMALL_BLOCKS, shape)
 
 
-@mixed_by_name
+@pytest.mark.parametrize("shape", MIXED_SHAPES[:2], ids=str)
 def test_a_segment_does_not_depend_on_its_neighbours(shape: Shape):
     check_segments_are_alone(SMALL_BLOCKS, shape)
 
 
-@mixed_by_name
+@pytest.mark.parametrize("shape", MIXED_SHAPES[:2], ids=str)
 def test_a_request_whose_kv_is_nan_poisons_nobody_else(shape: Shape):
     check_nan_poisons_nobody_else(SMALL_BLOCKS, shape)
 
@@ -101,21 +97,17 @@ def _fits_never(rows: int, columns: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("shape", [DECODE_SHAPES[2], MIXED_SHAPES[0]], ids=str)
-def test_a_page_table_that_does_not_fit_scalar_memory(
-    shape: Shape, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_page_table_that_does_not_fit_scalar_memory(monkeypatch: pytest.MonkeyPatch):
     """Its rows are fetched one by one, ahead of their use."""
     monkeypatch.setattr(tpu_work, "table_fits_smem", _fits_never)
-    for case in cases(shape).values():
-        check_equals_the_oracle(ROWS_FROM_HBM, shape, case)
+    for case in [*cases(MIXED_SHAPES[1]).values()][5:8]:
+        check_equals_the_oracle(ROWS_FROM_HBM, MIXED_SHAPES[1], case)
 
 
 def test_queries_may_be_of_either_type():
     """float32 queries are rounded once, before the kernel."""
-    shape = replace(_BASE, chunk=16)
-    case = make_case(shape, [5, 40], [(20, 9)])
-    step = compiled_step(SMALL_BLOCKS, shape)
+    case = make_case(_BASE, [5, 40])
+    step = compiled_step(SMALL_BLOCKS, _BASE)
     rounded = case.q.astype(case.k_pages.dtype)
     found, expected = (run(SMALL_BLOCKS, step, replace(case, q=q))[0] for q in (case.q, rounded))
     np.testing.assert_array_equal(found, expected)
