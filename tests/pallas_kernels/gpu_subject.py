@@ -7,15 +7,14 @@ here; and cp.async with its waits (compute capability 8.0), which are only compi
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax._src.interpreters import mlir
 from jax._src.pallas.mosaic_gpu import primitives
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
-from octavo.pallas_kernels.backend import KVLayer
 from octavo.pallas_kernels.gpu_backend import GpuBackend
-from octavo.pallas_kernels.gpu_budget import Chip, padded_head_dim
+from octavo.pallas_kernels.gpu_budget import Chip
 
+from . import gpu_pages
 from .attention_cases import Subject
 
 reset_interpreter = gpu_callbacks.reset_gpu_interpret_mode_state  # after a kernel that failed
@@ -39,18 +38,4 @@ gpu_callbacks.call_assert_no_barriers_allocated = _assert_nothing
 H100 = Chip(compute_capability=90, num_sms=132)
 
 
-def _pack(k_pages: np.ndarray, v_pages: np.ndarray) -> KVLayer:
-    *places, kv_heads, head_dim = k_pages.shape
-    sides = np.stack([k_pages, v_pages], axis=3).reshape(*places, 2 * kv_heads, head_dim)
-    padding = padded_head_dim(head_dim) - head_dim
-    # Padding is zero where a token was written, and like the rest of its place where none was.
-    filler = np.where(np.isnan(sides[..., :1]), sides[..., :1], np.zeros((), sides.dtype))
-    return jnp.asarray(np.concatenate([sides, np.repeat(filler, padding, axis=-1)], axis=-1))
-
-
-def _unpack(layer: KVLayer, kv_heads: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
-    sides = np.asarray(layer)[..., :head_dim]
-    return sides[..., 0::2, :].copy(), sides[..., 1::2, :].copy()
-
-
-GPU = Subject(GpuBackend(H100, interpret="races"), _pack, _unpack)
+GPU = Subject(GpuBackend(H100, interpret="races"), gpu_pages.pack, gpu_pages.unpack)

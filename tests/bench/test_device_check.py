@@ -1,0 +1,308 @@
+"""The device check on the CPU: a fault of the script shows before there is a device to run it on.
+
+What would break it: a part that raises, a section or a number that is missing, a wrong result that
+is let pass, a part or task that is left out without a word, one that takes the others with it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from octavo.bench import device_processes, device_report
+from octavo.bench.device_parts import PARTS, Part
+from octavo.bench.device_records import Section, ShareRecords, section_of
+from octavo.bench.device_serving import Answer, compare
+from octavo.models.fetch import default_cache_dir
+from octavo.pallas_kernels.gpu_backend import GpuBackend
+from octavo.pallas_kernels.gpu_budget import Chip
+from octavo.pallas_kernels.reference_backend import ReferenceBackend
+from tests.pallas_kernels import device_correctness
+from tests.pallas_kernels.attention_cases import REFERENCE, Case, compiled_step, pages_after, run
+from tests.pallas_kernels.attention_checks import cases
+from tests.pallas_kernels.device_correctness import (
+    DRY_RUN,
+    case_faults,
+    case_in_float32,
+    neighbour_faults,
+    subject_of,
+)
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "bench" / "device_check.py"
+
+
+def check(out: Path, *flags: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Runs the script as on a bare machine: from another folder, with nothing on the path."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "JAX_COMPILATION_CACHE_DIR": str(default_cache_dir() / "compiled-by-tests"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), f"--out={out}", "--dry_run", *flags],
+        cwd=out.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done, json.loads(out.read_text())
+
+
+def test_a_dry_run_finds_nothing_wrong_and_says_what_it_found(tmp_path: Path) -> None:
+    done, report = check(tmp_path / "found.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    sections = report["sections"]
+    assert list(sections) == [part.name for part in PARTS]
+    for name, section in sections.items():
+        assert section["status"] == "done", name
+        assert section["platform"] == "cpu", "numbers without what they are of"
+        assert section["tasks"]
+        assert all(task["status"] == "done" for task in section["tasks"].values())
+        assert f"\n{name}: done" in done.stdout
+    assert sections["device"]["tasks"]["copy"]["bytes_per_s"] > 0
+    assert sections["correctness"]["tasks"].keys() == {str(shape) for shape in DRY_RUN}
+    for task in sections["correctness"]["tasks"].values():
+        assert 0 < task["worst_error"] < 3e-2
+        assert task["cases"] >= 7
+    kernels = sections["kernels"]["tasks"]
+    assert any("bytes_per_s" in task and task["of_copy"] > 0 for task in kernels.values())
+    assert any("flops_per_s" in task and task["of_matmul"] > 0 for task in kernels.values())
+    for task in sections["decode_step"]["tasks"].values():
+        assert {"step_ms", "tokens_per_s", "compile_s", "of_copy", "bytes_in_use"} <= task.keys()
+    requests = sections["serving"]["tasks"]["requests"]
+    assert requests["compile_events_after_ready"] == 0
+    assert requests["equal_ids"] > 0
+    assert "dry run, which says nothing about a device" in done.stdout
+
+
+def test_a_part_past_the_budget_is_reported_as_skipped(tmp_path: Path) -> None:
+    done, report = check(tmp_path / "found.json", "--budget_s=0")
+    assert done.returncode == 1
+    assert list(report["sections"]) == [part.name for part in PARTS]
+    for section in report["sections"].values():
+        assert section["status"] == "skipped"
+        assert "budget of 0 s" in section["reason"]
+    assert "correctness skipped" in done.stdout
+
+
+# Tasks of a part that misbehave; Python finds them by the name of a module beside the test's data.
+_TASKS = """
+import os, time
+def tasks(is_dry_run):
+    def raises(): raise ValueError("a planted fault")
+    def dies(): os.abort()
+    def hangs(): time.sleep(600)
+    good = dict
+    return {names}
+"""
+
+
+def run_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, limit_s: float = 60.0
+) -> Section:
+    """The last section of a part with these tasks, run in processes as any other."""
+    (tmp_path / "planted_tasks.py").write_text(_TASKS.replace("{names}", names))
+    part = Part(name="planted", module="planted_tasks", limit_s=limit_s)
+    runner = tmp_path / "runner.py"
+    runner.write_text(
+        "import sys, pathlib\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from octavo.bench import device_parts, device_worker\n"
+        f"part = device_parts.{part!r}\n"
+        "records = sys.argv[3].removeprefix('--records=')\n"
+        "sys.exit(device_worker.work(part, 0, 1, pathlib.Path(records), is_dry_run=True))\n"
+    )
+    monkeypatch.setattr(device_processes, "_SCRIPT", runner)
+    sections: list[Section] = []
+    device_processes.run_part(
+        part, tmp_path, limit_s=limit_s, is_dry_run=True, on_change=sections.append
+    )
+    return sections[-1]
+
+
+def test_a_task_that_raises_or_dies_takes_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = '{"first": raises, "second": good, "third": dies, "fourth": good}'
+    section = run_tasks(tmp_path, monkeypatch, names)
+    statuses = {name: task["status"] for name, task in section["tasks"].items()}
+    assert statuses == {"first": "failed", "second": "done", "third": "failed", "fourth": "done"}
+    assert section["status"] == "failed"
+    raised, died = section["failures"]
+    assert raised == "first: ValueError: a planted fault"
+    assert died.startswith("third: its process ended with -6")
+
+
+def test_a_task_that_hangs_is_stopped_and_the_rest_is_reported_as_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = '{"first": good, "second": hangs, "third": good}'
+    section = run_tasks(tmp_path, monkeypatch, names, limit_s=15.0)
+    statuses = {name: task["status"] for name, task in section["tasks"].items()}
+    assert statuses == {"first": "done", "second": "failed", "third": "skipped"}
+    assert section["failures"] == ["second: stopped 15.0 s into the part"]
+
+
+def test_a_part_whose_tasks_cannot_be_listed_fails_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = run_tasks(tmp_path, monkeypatch, "undefined_name")
+    assert section["status"] == "failed"
+    assert "undefined_name" in section["failures"][0]
+
+
+def records(*ended: Mapping[str, Any], begun: int) -> list[dict[str, Any]]:
+    """Of a share with the tasks a, b and c."""
+    lines: list[dict[str, Any]] = [{"tasks": ["a", "b", "c"], "platform": "gpu"}]
+    lines += [{"began": name} for name in "abc"[:begun]]
+    return lines + [{"task": name, **found} for name, found in zip("abc", ended, strict=False)]
+
+
+def test_a_section_of_tasks_that_did_not_begin_is_skipped_and_no_failure() -> None:
+    share = ShareRecords(records=records({}, {}, begun=2))
+    section = section_of([share], seconds=9.0, stopped_after_s=9.0)
+    assert (section["status"], section["failures"]) == ("skipped", [])
+    assert section["tasks"]["c"]["status"] == "skipped"
+    report = {"sections": {"part": section}, "is_dry_run": False}
+    assert not device_report.is_good(report)
+    assert "2 done, 0 failed, 1 skipped" in device_report.as_text(report)
+
+
+def test_failures_are_named_and_shown() -> None:
+    share = ShareRecords(records=records({}, {"failures": ["NaN"]}, {}, begun=3))
+    section = section_of([share], seconds=9.0, stopped_after_s=None)
+    assert (section["status"], section["failures"]) == ("failed", ["b: NaN"])
+    text = device_report.as_text({"sections": {"part": section}, "is_dry_run": False})
+    assert "FAILED part: b: NaN" in text
+
+
+def test_rates_are_shares_of_what_the_device_does_at_most() -> None:
+    tasks = {
+        "copy": {"bytes": 100, "seconds_per_call": 2.0},
+        "decode": {"bytes": 10, "seconds_per_call": 1.0},
+        "prefill": {"flops": 10, "seconds_per_call": 1.0},
+    }
+    report = device_report.with_rates({"sections": {"part": {"tasks": tasks}}})
+    found = report["sections"]["part"]["tasks"]
+    assert found["decode"]["bytes_per_s"] == 10
+    assert found["decode"]["of_copy"] == 0.2
+    assert "of_matmul" not in found["prefill"], "no product was measured"
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return cases(DRY_RUN[1])["a prefix continued, rows long ones last"]
+
+
+@pytest.fixture(scope="module")
+def right(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return run(REFERENCE, compiled_step(REFERENCE, case.shape), case)
+
+
+def test_a_right_result_has_no_fault(
+    case: Case, right: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> None:
+    in_float32 = case_in_float32(case)
+    wanted, *_ = run(REFERENCE, compiled_step(REFERENCE, in_float32.shape), in_float32)
+    difference = case_faults(case, right, wanted)
+    assert difference.faults == []
+    assert 0 < difference.worst_error < 3e-2
+
+
+def _nan(attended: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray) -> None:
+    attended[1, 0, 0] = np.nan
+
+
+def _wrong_value(attended: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray) -> None:
+    attended[2, 2, 79] += 0.1
+
+
+def _padding(attended: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray) -> None:
+    attended[-1, 1, 1] = 1e-3
+
+
+def _page_0(attended: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray) -> None:
+    k_pages[0, 0, 0, 0] = -0.0
+
+
+def _free_place(attended: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray) -> None:
+    v_pages[-1, -1, 0, 0] = 0
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        (_nan, "NaN or infinity in 1 tokens, the first 1"),
+        (_wrong_value, "token 2, head 2"),
+        (_padding, "padding attends to something"),
+        (_page_0, "1 places of key pages differ, the first page 0, 0"),
+        (_free_place, "1 places of value pages differ"),
+    ],
+)
+def test_a_planted_wrong_result_is_a_fault(
+    case: Case, right: tuple[np.ndarray, np.ndarray, np.ndarray], plant: Any, words: str
+) -> None:
+    wanted = right[0].copy()
+    found = right[0].copy(), right[1].copy(), right[2].copy()
+    plant(*found)
+    (fault,) = case_faults(case, found, wanted).faults
+    assert words in fault
+
+
+def test_a_row_that_knows_its_neighbours_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = _Neighbourly()
+    subject = replace(REFERENCE, backend=backend)
+    faults = neighbour_faults(subject, DRY_RUN[0])
+    assert len(faults) == 1
+    assert faults[0].startswith("check_rows_are_alone")
+
+
+class _Neighbourly(ReferenceBackend):
+    """Adds to each row a little of the longest one."""
+
+    def decode_attention(self, q: Any, kv_layer: Any, work: Any, **options: Any) -> jax.Array:
+        attended = super().decode_attention(q, kv_layer, work, **options)
+        return attended + attended.sum() * 1e-6
+
+
+def test_pages_of_the_gpu_backend_are_read_as_it_writes_them(case: Case) -> None:
+    """On a GPU this is what pages are judged by; the write is XLA's, and runs here too."""
+    backend = GpuBackend(Chip(compute_capability=90, num_sms=132))
+    subject = subject_of(backend)
+    layer = subject.pack(case.k_pages, case.v_pages)
+    shape = case.shape
+    places = [
+        shape.num_pages * shape.page_size + i if at is None else at[0] * shape.page_size + at[1]
+        for i, at in enumerate(case.places)
+    ]
+    k, v, slot_mapping = map(jnp.asarray, (case.k, case.v, np.asarray(places, np.int32)))
+    layer = backend.write_kv(layer, k, v, slot_mapping)
+    pages = subject.unpack(layer, shape.kv_heads, shape.head_dim)
+    assert device_correctness.page_faults(pages, pages_after(case)) == []
+
+
+def answer(*token_ids: int, gap: float = 1.0) -> Answer:
+    return Answer(token_ids=list(token_ids), gaps=[gap] * len(token_ids))
+
+
+def test_ids_may_differ_where_the_call_was_close_and_nowhere_else() -> None:
+    assert compare([answer(1, 2, 3)], [answer(1, 2, 3)], 3) == (3, [])
+    assert compare([answer(1, 9, 9)], [answer(1, 2, 3, gap=0.01)], 3) == (1, [])
+    num_equal, (fault,) = compare([answer(1, 9, 9)], [answer(1, 2, 3)], 3)
+    assert num_equal == 1
+    assert "output 1: id 9, with the reference 2" in fault
+    _, (fault,) = compare([answer(1)], [answer(1, 2, 3)], 3)
+    assert "brought (1, 3) ids" in fault
+    _, (fault,) = compare([answer(7)], [answer(8, gap=float("nan"))], 1)
+    assert "output 0" in fault
