@@ -8,7 +8,6 @@ order of its sum depends on its own position alone. The structure (one body over
 static forms) follows JAX's ragged paged attention and RPA v3 of tpu-inference.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,42 +22,11 @@ from jaxtyping import Array, BFloat16, Float
 
 from .tpu_budget import VMEM_LIMIT_BYTES, buffer_words, choose_blocking, padded_group
 from .tpu_cache import LANES, NARROW, HeadLayout, TpuPages, wait_for
-from .tpu_leaves import group_of_row, load_halves, load_queries, store_outputs, token_of_row
+from .tpu_leaves import group_of_row, load_halves, load_queries, store_outputs
+from .tpu_scoring import LOWEST, Scoring, alive, visible
 from .tpu_stream import Cursor, PageStream
 from .tpu_tiles import Tile, TileWalk
 from .tpu_work import TpuWork
-
-LOWEST = -1e30  # a score that is not seen: finite, so that nothing ever computes inf - inf
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """What becomes of q k^T. All static.
-
-    Attributes:
-      scale: Multiplies it.
-      window: Tokens that a query sees, its own included; None: all.
-      softcap: Bounds scores smoothly; None: not at all.
-    """
-
-    scale: float
-    window: int | None
-    softcap: float | None
-
-    @property
-    def unit(self) -> float:
-        """What a difference of 1 between two bounded scores stands for."""
-        return self.scale if self.softcap is None else self.softcap
-
-    def bounded(self, products: jax.Array) -> jax.Array:
-        """Scores over the unit, which is multiplied in with what exp needs anyway."""
-        if self.softcap is None:
-            return products
-        return jnp.tanh(products * (self.scale / self.softcap))
-
-    def weight(self, difference: jax.Array) -> jax.Array:
-        """The softmax weight of a score that is so much above another."""
-        return jnp.exp2(difference * (self.unit * math.log2(math.e)))
 
 
 def attend(
@@ -89,7 +57,7 @@ def attend(
     blocking = choose_blocking(heads, group, kv_layer.page_size, item_tokens)
     rows = 2 * pairs * blocking.tile
 
-    # A pair of query heads shares its words, as two tokens' worth of one head never could.
+    # Two query heads share each word; an odd group gets one of zeros.
     packed = q.astype(jnp.bfloat16).reshape(tokens, heads.kv_heads, group, head_dim)
     padding = ((0, 0), (0, 0), (0, group % 2), (0, heads.lanes - head_dim))
     packed = jnp.pad(packed, padding).reshape(tokens, heads.kv_heads, pairs, 2, heads.lanes)
@@ -393,29 +361,6 @@ class _Kernel:
         @pl.when(count > 0)
         def _() -> None:
             wait_for(self.outputs.at[slot, pl.ds(0, count)], self.o_left.at[slot])
-
-
-def visible(
-    position: jax.Array, shape: tuple[int, int], tile: int, window: int | None
-) -> jax.Array:
-    """Which of a block's tokens each row sees: those up to its own, the window's.
-
-    Args:
-      position: Of the tile's first token, from the block's begin.
-      shape: Rows, and tokens of the block.
-      tile: Query tokens of the tile.
-      window: Tokens that a query sees, or None.
-    """
-    token = lax.broadcasted_iota(jnp.int32, shape, 1)
-    own = token_of_row(lax.broadcasted_iota(jnp.int32, shape, 0), tile) + position
-    is_seen = token <= own
-    return is_seen if window is None else is_seen & (token > own - window)
-
-
-def alive(first_key: jax.Array, end_key: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """Which of a block's tokens any row sees; the buffer may hold anything in place of others."""
-    token = lax.broadcasted_iota(jnp.int32, shape, 0)
-    return (token >= first_key) & (token < end_key)
 
 
 def _widen(rows: jax.Array, lanes: int) -> jax.Array:

@@ -9,8 +9,8 @@ from jaxtyping import Array, BFloat16, Float, Int32
 from . import tpu_attention, tpu_budget, tpu_cache, tpu_work
 from .backend import AttentionBackend, AttentionShape, KVShape
 from .chunk_tokens import ChunkTokens, Segments
-from .tpu_attention import Scoring
 from .tpu_cache import TpuPages
+from .tpu_scoring import Scoring
 from .tpu_work import TpuWork
 
 

@@ -104,8 +104,8 @@ def _change_pages(
 
 
 def _fetch_a_page_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last page of every block is missing."""
-    _change_pages(monkeypatch, lambda first, end: (first, jnp.maximum(end - 1, first)))
+    """The last page of every block of several is missing."""
+    _change_pages(monkeypatch, lambda first, end: (first, jnp.maximum(end - 1, first + 1)))
 
 
 def _fetch_a_page_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
