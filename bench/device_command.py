@@ -7,6 +7,7 @@ started as the same command with --part.
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from . import device_report
 from .device_parts import PARTS, Part
 from .device_processes import run_part
 from .entry_point import main as run_main
+
+_EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -64,6 +67,8 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
 
 def _check(out: Path, budget_s: float, *, is_dry_run: bool) -> int:
     """Runs all parts, writes and prints; 0 if all of it ran and nothing failed."""
+    # Asked to end, it stops its processes first: one that went on would hold the device.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_EXIT_TERMINATED))
     began_s = time.perf_counter()
     report: dict[str, Any] = {"is_dry_run": is_dry_run, "budget_s": budget_s, "sections": {}}
 

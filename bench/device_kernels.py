@@ -54,7 +54,7 @@ class Sizes:
 
     def calls(self, call_bytes: int) -> int:
         """How many calls of so many bytes make a loop."""
-        return min(max(self.moved_bytes // call_bytes, 4), 400)
+        return min(max(self.moved_bytes // call_bytes, 20), 400)
 
     def attention_shape(self) -> AttentionShape:
         """The largest of all calls."""

@@ -4,13 +4,17 @@ Pure functions of the JSON object. Nothing here knows what a part does.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from ..server.table import format_table
 from .device_records import Section
 
 Report = dict[str, Any]
-_SHOWN = 8  # values of a task in the summary
+Task = dict[str, Any]
+_SHOWN_TASKS = 12  # of each kind, in the summary
+_NOT_SHOWN = ("status", "bytes", "flops", "calls", "num_failures")  # what rates are made from
+_WIDEST = 60  # characters
 _MAX_FAILURE = 300  # characters
 
 
@@ -74,18 +78,30 @@ def as_text(report: Report) -> str:
 
 def _tables(section: Section) -> list[str]:
     """Plain values of the tasks: a table for each kind of task, known by what it found."""
-    kinds: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    kinds: dict[tuple[str, ...], dict[str, Task]] = {}
     for name, task in section["tasks"].items():
-        values = {
-            key: _text(value)
-            for key, value in task.items()
-            if key != "status" and isinstance(value, int | float | str) and len(_text(value)) < 60
-        }
-        kinds.setdefault(tuple(values), []).append((name, task["status"], *values.values()))
-    return [
-        format_table(("task", "status", *names)[: 2 + _SHOWN], [row[: 2 + _SHOWN] for row in rows])
-        for names, rows in kinds.items()
+        shown = {key: value for key, value in task.items() if _is_shown(key, value)}
+        kinds.setdefault(tuple(shown), {})[name] = shown | {"status": task["status"]}
+    return [_table(names, tasks) for names, tasks in kinds.items()]
+
+
+def _table(names: tuple[str, ...], tasks: Mapping[str, Task]) -> str:
+    """The first tasks, every one that is not done, and the largest value of each column."""
+    rows = [
+        (name, task["status"], *(_text(task[key]) for key in names))
+        for at, (name, task) in enumerate(tasks.items())
+        if at < _SHOWN_TASKS or task["status"] != "done"
     ]
+    if len(rows) < len(tasks):
+        columns = [[task[key] for task in tasks.values()] for key in names]
+        largest = ["" if isinstance(column[0], str) else _text(max(column)) for column in columns]
+        rows.append((f"largest of {len(tasks)}", "", *largest))
+    return format_table(("task", "status", *names), rows)
+
+
+def _is_shown(name: str, value: Any) -> bool:
+    is_plain = isinstance(value, int | float | str) and len(_text(value)) < _WIDEST
+    return is_plain and name not in _NOT_SHOWN
 
 
 def _text(value: Any) -> str:

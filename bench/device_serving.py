@@ -71,7 +71,7 @@ def _sizes(is_dry_run: bool) -> Sizes:
         max_num_seqs=16,
         prefill_chunk_tokens=64,
         page_size=16,
-        num_pages=150,
+        num_pages=80,
         max_model_len=512,
     )
     return Sizes(model=model, config=config, prompts=48, longest_prompt=300, max_tokens=64)

@@ -6,8 +6,10 @@ is let pass, a part or task that is left out without a word, one that takes the 
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
 from octavo.bench import device_processes, device_report
@@ -41,27 +44,39 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "bench" / "device_check.py"
 
 
-def check(out: Path, *flags: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Runs the script as on a bare machine: from another folder, with nothing on the path."""
+def start(out: Path, *flags: str) -> subprocess.Popen[str]:
+    """Starts the script as on a bare machine: from another folder, with nothing on the path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "JAX_COMPILATION_CACHE_DIR": str(default_cache_dir() / "compiled-by-tests"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, str(SCRIPT), f"--out={out}", "--dry_run", *flags],
         cwd=out.parent,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    return done, json.loads(out.read_text())
+
+
+def check(out: Path, *flags: str) -> tuple[int, str, dict[str, Any]]:
+    """Runs it to its end: exit code, what it printed, and the report."""
+    with start(out, *flags) as process:
+        stdout, stderr = process.communicate()
+    assert out.exists(), stderr
+    return process.returncode, stdout, json.loads(out.read_text())
+
+
+def read_report(out: Path) -> dict[str, Any]:
+    """The report so far."""
+    return json.loads(out.read_text()) if out.exists() else {"sections": {}}
 
 
 def test_a_dry_run_finds_nothing_wrong_and_says_what_it_found(tmp_path: Path) -> None:
-    done, report = check(tmp_path / "found.json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, summary, report = check(tmp_path / "found.json")
+    assert code == 0, summary
     sections = report["sections"]
     assert list(sections) == [part.name for part in PARTS]
     for name, section in sections.items():
@@ -69,7 +84,7 @@ def test_a_dry_run_finds_nothing_wrong_and_says_what_it_found(tmp_path: Path) ->
         assert section["platform"] == "cpu", "numbers without what they are of"
         assert section["tasks"]
         assert all(task["status"] == "done" for task in section["tasks"].values())
-        assert f"\n{name}: done" in done.stdout
+        assert f"\n{name}: done" in summary
     assert sections["device"]["tasks"]["copy"]["bytes_per_s"] > 0
     assert sections["correctness"]["tasks"].keys() == {str(shape) for shape in DRY_RUN}
     for task in sections["correctness"]["tasks"].values():
@@ -83,17 +98,33 @@ def test_a_dry_run_finds_nothing_wrong_and_says_what_it_found(tmp_path: Path) ->
     requests = sections["serving"]["tasks"]["requests"]
     assert requests["compile_events_after_ready"] == 0
     assert requests["equal_ids"] > 0
-    assert "dry run, which says nothing about a device" in done.stdout
+    assert "dry run, which says nothing about a device" in summary
 
 
 def test_a_part_past_the_budget_is_reported_as_skipped(tmp_path: Path) -> None:
-    done, report = check(tmp_path / "found.json", "--budget_s=0")
-    assert done.returncode == 1
+    code, summary, report = check(tmp_path / "found.json", "--budget_s=0")
+    assert code == 1
     assert list(report["sections"]) == [part.name for part in PARTS]
     for section in report["sections"].values():
         assert section["status"] == "skipped"
         assert "budget of 0 s" in section["reason"]
-    assert "correctness skipped" in done.stdout
+    assert "correctness skipped" in summary
+
+
+def test_who_ends_it_keeps_what_was_found_and_nothing_that_runs(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    with start(out) as process:
+        while "device" not in (sections := read_report(out)["sections"]) or (
+            sections["device"]["status"] == "running"
+        ):
+            assert process.poll() is None
+            time.sleep(0.1)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        process.wait(30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert read_report(out)["sections"]["device"]["status"] == "done"
+    assert not any(child.is_running() for child in children)
 
 
 # Tasks of a part that misbehave; Python finds them by the name of a module beside the test's data.
@@ -185,6 +216,17 @@ def test_failures_are_named_and_shown() -> None:
     assert (section["status"], section["failures"]) == ("failed", ["b: NaN"])
     text = device_report.as_text({"sections": {"part": section}, "is_dry_run": False})
     assert "FAILED part: b: NaN" in text
+
+
+def test_a_long_table_keeps_what_failed_and_the_largest_of_all() -> None:
+    tasks: dict[str, Any] = {f"task-{i}": {"status": "done", "error": i} for i in range(40)}
+    tasks["task-20"]["status"] = "failed"
+    section: Section = {"status": "failed", "seconds": 1.0, "failures": [], "tasks": tasks}
+    text = device_report.as_text({"sections": {"part": section}, "is_dry_run": False})
+    lines = [line.split() for line in text.splitlines()]
+    assert ["task-20", "failed", "20"] in lines
+    assert "task-21" not in text
+    assert ["largest", "of", "40", "39"] in lines
 
 
 def test_rates_are_shares_of_what_the_device_does_at_most() -> None:
