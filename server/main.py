@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from ..configs.chips import GPU_MEMORY_SHARE
 from .command_line import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, run_command
 from .late_import import late_import
 
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     # gRPC's C core logs what its callers report better; read once, when a command imports grpc.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # JAX takes three quarters of a GPU's memory by itself; read once, when a command imports it.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(GPU_MEMORY_SHARE))
     _open_closed_streams()
     command = late_import(f"{name}_command").COMMAND
     try:

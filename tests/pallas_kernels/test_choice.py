@@ -1,4 +1,4 @@
-"""Which backend attends: the platform's kernels where they can, else the reference with a reason."""
+"""Which backend attends: the platform's kernels where they can, or the reference and why."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -40,8 +40,8 @@ def wait_until_not_ready(channel: grpc.Channel) -> None:
 def test_ready_is_one_line_on_stdout() -> None:
     with server_process(fake_server_command()) as server:
         assert re.fullmatch(
-            r"READY grpc=127\.0\.0\.1:\d+ model=fake device=cpu attention=reference pages=1024 slots=8 "
-            r"compile_s=\d+\.\d\n",
+            r"READY grpc=127\.0\.0\.1:\d+ model=fake device=cpu attention=reference "
+            r"pages=1024 slots=8 compile_s=\d+\.\d\n",
             server.ready_line,
         )
         server.process.send_signal(signal.SIGINT)
