@@ -97,18 +97,16 @@ def tasks(is_dry_run: bool) -> Tasks:
     """Decode, prefill and writes with the platform's backend; some with the reference beside it."""
     sizes = SMALL if is_dry_run else FULL
     choice = choose("auto", jax.devices()[0], sizes.attention_shape())
-    backends = {choice.backend.name: choice.backend}
-    found: dict[str, Callable[[], Findings]] = {}
-    for name, backend in backends.items():
-        for rows in sizes.rows:
-            for kv_len in sizes.kv_lens:
-                found[f"{name} decode {rows} x {kv_len}"] = partial(
-                    decode, backend, sizes, rows, kv_len
-                )
-        for prefix in sizes.prefixes:
-            found[f"{name} prefill after {prefix}"] = partial(prefill, backend, sizes, prefix)
-        for tokens in (max(sizes.rows), sizes.chunk):
-            found[f"{name} write {tokens}"] = partial(write, backend, sizes, tokens)
+    backend, name = choice.backend, choice.backend.name
+    found: dict[str, Callable[[], Findings]] = {
+        f"{name} decode {rows} x {kv_len}": partial(decode, backend, sizes, rows, kv_len)
+        for rows in sizes.rows
+        for kv_len in sizes.kv_lens
+    }
+    for prefix in sizes.prefixes:
+        found[f"{name} prefill after {prefix}"] = partial(prefill, backend, sizes, prefix)
+    for tokens in (max(sizes.rows), sizes.chunk):
+        found[f"{name} write {tokens}"] = partial(write, backend, sizes, tokens)
     reference = ReferenceBackend()
     for kv_len in sizes.kv_lens:
         found[f"beside it: decode {sizes.compared_rows} x {kv_len}"] = partial(

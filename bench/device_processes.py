@@ -66,8 +66,10 @@ class _Share:
             return False
         found = self.found()
         if not found.begun or found.begun[-1] not in found.found:
-            tail = self._stderr.read_text(errors="replace")[-_STDERR_CHARACTERS:]
-            self._deaths.append(f"its process ended with {code}: {tail}")
+            tail = self._stderr.read_text(errors="replace").rstrip()[-_STDERR_CHARACTERS:]
+            # The last line mostly says why, and a summary may show no more.
+            why = tail.rpartition("\n")[2]
+            self._deaths.append(f"its process ended with {code}: {why}\n{tail}")
         # Where nothing new was begun, the next process would only fail again.
         if len(found.begun) in (self._num_begun, len(found.tasks)):
             return False

@@ -50,9 +50,10 @@ def start(out: Path, *flags: str) -> subprocess.Popen[str]:
         "JAX_COMPILATION_CACHE_DIR": str(default_cache_dir() / "compiled-by-tests"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_PLATFORMS": "cpu",
     }
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), f"--out={out}", "--dry_run", *flags],
+        [sys.executable, str(SCRIPT), f"--out={out}", *flags],
         cwd=out.parent,
         env=environment,
         stdout=subprocess.PIPE,
@@ -75,7 +76,7 @@ def read_report(out: Path) -> dict[str, Any]:
 
 
 def test_a_dry_run_finds_nothing_wrong_and_says_what_it_found(tmp_path: Path) -> None:
-    code, summary, report = check(tmp_path / "found.json")
+    code, summary, report = check(tmp_path / "found.json", "--dry_run")
     assert code == 0, summary
     sections = report["sections"]
     assert list(sections) == [part.name for part in PARTS]
@@ -102,7 +103,7 @@ def test_a_dry_run_finds_nothing_wrong_and_says_what_it_found(tmp_path: Path) ->
 
 
 def test_a_part_past_the_budget_is_reported_as_skipped(tmp_path: Path) -> None:
-    code, summary, report = check(tmp_path / "found.json", "--budget_s=0")
+    code, summary, report = check(tmp_path / "found.json", "--dry_run", "--budget_s=0")
     assert code == 1
     assert list(report["sections"]) == [part.name for part in PARTS]
     for section in report["sections"].values():
@@ -111,9 +112,17 @@ def test_a_part_past_the_budget_is_reported_as_skipped(tmp_path: Path) -> None:
     assert "correctness skipped" in summary
 
 
+def test_numbers_of_a_cpu_are_never_taken_for_those_of_a_device(tmp_path: Path) -> None:
+    code, summary, report = check(tmp_path / "found.json")
+    assert code == 1
+    for name, section in report["sections"].items():
+        assert (section["status"], section["tasks"]) == ("failed", {})
+        assert f"FAILED {name}: its process ended with 1: RuntimeError: there is no acc" in summary
+
+
 def test_who_ends_it_keeps_what_was_found_and_nothing_that_runs(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    with start(out) as process:
+    with start(out, "--dry_run") as process:
         while "device" not in (sections := read_report(out)["sections"]) or (
             sections["device"]["status"] == "running"
         ):
@@ -190,7 +199,7 @@ def test_a_part_whose_tasks_cannot_be_listed_fails_with_the_reason(
 ) -> None:
     section = run_tasks(tmp_path, monkeypatch, "undefined_name")
     assert section["status"] == "failed"
-    assert "undefined_name" in section["failures"][0]
+    assert "name 'undefined_name' is not defined" in section["failures"][0]
 
 
 def records(*ended: Mapping[str, Any], begun: int) -> list[dict[str, Any]]:
