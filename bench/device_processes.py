@@ -65,13 +65,14 @@ class _Share:
         if code == 0:
             return False
         found = self.found()
-        if not found.begun or found.begun[-1] not in found.found:
+        has_begun_none = len(found.begun) == self._num_begun
+        if has_begun_none or found.begun[-1] not in found.found:
             tail = self._stderr.read_text(errors="replace").rstrip()[-_STDERR_CHARACTERS:]
             # The last line mostly says why, and a summary may show no more.
             why = tail.rpartition("\n")[2]
             self._deaths.append(f"its process ended with {code}: {why}\n{tail}")
-        # Where nothing new was begun, the next process would only fail again.
-        if len(found.begun) in (self._num_begun, len(found.tasks)):
+        # Where it began nothing, the next process would only fail again.
+        if has_begun_none or len(found.begun) == len(found.tasks):
             return False
         self._num_begun = len(found.begun)
         self._start()

@@ -88,7 +88,7 @@ def _task_of(
         values = {key: value for key, value in found.items() if key != "task"}
         return {"status": "failed" if found.get("failures") else "done", **values}
     if name not in share.begun:
-        return {"status": "skipped", "reason": "it was not begun: the part was stopped before"}
+        return {"status": "skipped", "reason": "it was not begun: the part ended before"}
     is_last = share.begun[-1] == name
     if is_last and stopped_after_s is not None and not deaths:
         return {"status": "failed", "failures": [f"stopped {stopped_after_s:.1f} s into the part"]}

@@ -138,11 +138,12 @@ def test_who_ends_it_keeps_what_was_found_and_nothing_that_runs(tmp_path: Path) 
 
 # Tasks of a part that misbehave; Python finds them by the name of a module beside the test's data.
 _TASKS = """
-import os, time
+import os, sys, time
 def tasks(is_dry_run):
     def raises(): raise ValueError("a planted fault")
     def dies(): os.abort()
     def hangs(): time.sleep(600)
+    def began(): return '"began"' in open(sys.argv[3].removeprefix("--records=")).read()
     good = dict
     return {names}
 """
@@ -200,6 +201,17 @@ def test_a_part_whose_tasks_cannot_be_listed_fails_with_the_reason(
     section = run_tasks(tmp_path, monkeypatch, "undefined_name")
     assert section["status"] == "failed"
     assert "name 'undefined_name' is not defined" in section["failures"][0]
+
+
+def test_a_process_that_cannot_take_over_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where what a kernel broke outlives its process."""
+    names = '{"first": raises, "second": good} if not began() else broken'
+    section = run_tasks(tmp_path, monkeypatch, names)
+    assert section["tasks"]["second"]["status"] == "skipped"
+    assert section["failures"][0] == "first: ValueError: a planted fault"
+    assert "name 'broken' is not defined" in section["failures"][1]
 
 
 def records(*ended: Mapping[str, Any], begun: int) -> list[dict[str, Any]]:
