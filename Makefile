@@ -4,8 +4,9 @@
 MODEL := smollm2-135m-instruct
 ARGS :=
 BIN := .venv/bin
+PLAN_BIN := .cache/plan-venv/bin
 
-.PHONY: help setup serve test test-full test-state bench simulate compare peer-env plan-env lint format proto clean
+.PHONY: help setup serve test test-full test-state bench simulate compare peer-env plan-env kernels kernels-compile lint format proto clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,8 +45,16 @@ peer-env: setup  ## make .cache/peer-venv with torch and transformers
 # Apart from .venv, and large: the compilers of TPUs and GPUs. Tests that need them look for it there.
 plan-env: setup  ## make .cache/plan-venv, in which octavo plan knows every chip
 	$(BIN)/python -m venv .cache/plan-venv
-	$(BIN)/python -m pip --python .cache/plan-venv/bin/python install --quiet \
+	$(BIN)/python -m pip --python $(PLAN_BIN)/python install --quiet \
 		--editable '.[plan-tpu,plan-gpu]' --group dev
+
+kernels: setup  ## the whole table of attention cases, TPU and GPU kernels in their interpreters
+	$(BIN)/pytest -m "" tests/pallas_kernels $(ARGS)
+
+# One process for each chip: a process can compile for one GPU architecture only.
+kernels-compile: plan-env  ## the same table through the real compilers of seven chips
+	for chip in v5e v6e v5p tpu7x; do $(PLAN_BIN)/python -m tests.pallas_kernels.compile_tpu $$chip || exit 1; done
+	for chip in a100 h100 b200; do $(PLAN_BIN)/python -m tests.pallas_kernels.compile_gpu $$chip || exit 1; done
 
 lint: setup  ## style, format and types
 	$(BIN)/ruff check

@@ -45,7 +45,7 @@ def row_lens(shape: Shape) -> dict[str, list[int]]:
 def segments(shape: Shape) -> dict[str, list[tuple[int, int]]]:
     """(tokens before, tokens of the chunk) of each segment, for a chunk of the shape's size."""
     chunk, page, longest = shape.chunk, shape.page_size, shape.max_len
-    lists = {
+    lists: dict[str, list[tuple[int, int]]] = {
         "no segment": [],
         "one from the start": [(0, chunk)],
         "one that is not full": [(0, chunk - 3)],

@@ -9,7 +9,7 @@ from absl import flags
 from octavo.server import plan_command, serve_command
 from octavo.server.engine_flags import ALL_FIELDS, model_options
 
-FILES = sorted((Path(__file__).parents[2] / "configs" / "flags").glob("*.flags"))
+FILES = sorted((Path(__file__).parents[2] / "configs").glob("*.flags"))
 
 
 def parsed(command: ModuleType, file: Path) -> flags.FlagValues:
