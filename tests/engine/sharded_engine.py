@@ -1,6 +1,7 @@
 """Runs requests on an engine over several virtual CPU devices, in a process of its own.
 
-Reads a JSON object from standard input: `runs`, a list of {model, config, prompts, max_tokens}.
+Reads a JSON object from standard input: `runs`, a list of {model, config, prompts, max_tokens}, and
+maybe `kernels`, "tpu" or "gpu": those attend then, in their interpreter.
 Prints a JSON list with what each gave. The number of devices is that of the process: see
 XLA_FLAGS=--xla_force_host_platform_device_count.
 """
@@ -22,18 +23,34 @@ from octavo.engine.executor import DeviceExecutor
 from octavo.engine.step_shapes import StepKey
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.fetch import default_cache_dir
+from octavo.pallas_kernels.gpu_backend import GpuBackend
+from octavo.pallas_kernels.tpu_backend import TpuBackend
+from tests.pallas_kernels.gpu_subject import H100
 
 from .conftest import ignore_progress
 from .fakes import add_request, finish, request
 
+BACKENDS = {
+    "": None,
+    "tpu": TpuBackend(interpret="yes"),
+    "gpu": GpuBackend(H100, interpret="yes"),
+}
 
-def run(model: str, config: dict[str, Any], prompts: list[list[int]], max_tokens: int) -> Any:
+
+def run(
+    model: str,
+    config: dict[str, Any],
+    prompts: list[list[int]],
+    max_tokens: int,
+    kernels: str = "",
+) -> Any:
     engine = build_engine(
         open_checkpoint(Path(model)),
         EngineConfig(**config, tensor_parallel_size=jax.device_count()),
         eos_token_ids=frozenset(),
         clock=time.monotonic,
         on_progress=ignore_progress,
+        backend=BACKENDS[kernels],
     ).engine
     executor = engine._executor
     assert isinstance(executor, DeviceExecutor)

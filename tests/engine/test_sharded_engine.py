@@ -107,6 +107,28 @@ def test_ids_are_those_of_one_device(
 
 
 @pytest.mark.full
+def test_kernels_in_interpreters_share_heads_as_the_reference_does(tmp_path: Path):
+    """Their pages have a layout of their own, which the devices split as well."""
+    config = tiny_config(head_dim=64, num_q_heads=6)
+    run = {
+        "model": str(write_huggingface(tmp_path / "m", config, random_tensors(config))),
+        "config": CONFIG | {"dtype": "bfloat16", "page_size": 8, "num_pages": 12},
+        "prompts": _prompts(config)[3:6],
+        "max_tokens": 8,
+    }
+    names = ("", "tpu", "gpu")
+    expected, *found = run_on(2, [run | {"kernels": name} for name in names])
+    for name, one in zip(names[1:], found, strict=True):
+        assert one["num_dispatches"] == expected["num_dispatches"], name
+        same = np.equal(one["token_ids"], expected["token_ids"])
+        # bfloat16 may turn a close call, and what follows it; the first tokens are not close.
+        assert same[:, 0].all(), name
+        assert same.mean() > 0.8, name
+        logprobs = np.array(one["logprobs"])[same], np.array(expected["logprobs"])[same]
+        np.testing.assert_allclose(*logprobs, atol=0.05, err_msg=name)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("num_devices", [1, 2, 4, 8])
 def test_the_default_model_gives_the_reference_ids(num_devices: int, default_model_path: Path):
     """SmolLM2 has 9 query heads on 3 kv heads, which divide over none of these."""

@@ -24,13 +24,13 @@ from octavo.configs.chips import parse_chips
 from octavo.engine import aot_environment, plan_hlo, plan_ptxas
 from octavo.engine.aot_devices import aot_devices
 from octavo.pallas_kernels import gpu_budget
-from octavo.pallas_kernels.backend import AttentionShape, KVShape
+from octavo.pallas_kernels.backend import AttentionShape
 from octavo.pallas_kernels.gpu_backend import GpuBackend, gpu_backend
 from octavo.server.table import format_table
 
+from .abstract_step import HEADS, abstract_step, kv_of_one
 from .attention_cases import NUM_SEGMENTS, Shape
 from .attention_table import table
-from .gpu_sharded_step import sharded_step
 
 MAX_LEN = 32768
 POOL_BYTES = 20 << 30  # of a layer: over a million of the table's smallest pages
@@ -89,17 +89,11 @@ def compile_step(
     Raises:
       Exception: It does not compile.
     """
-    kv_heads = shape.kv_heads // len(devices)
-    kv = KVShape(
-        kv_heads=kv_heads,
-        head_dim=shape.head_dim,
-        page_size=shape.page_size,
-        dtype=shape.dtype,
-    )
+    kv = kv_of_one(shape, len(devices))
     refusal = backend.refusal(
         AttentionShape(
             kv=kv,
-            q_heads=kv_heads * shape.group,
+            q_heads=kv.kv_heads * shape.group,
             rows=shape.rows,
             chunk=shape.chunk,
             segments=NUM_SEGMENTS,
@@ -113,13 +107,15 @@ def compile_step(
     for log in logs.iterdir():
         log.unlink()
     start = time.perf_counter()
-    step, arguments = sharded_step(backend, shape, num_pages, layers, Mesh(devices, "heads"))
+    step, arguments = abstract_step(backend, shape, num_pages, layers, Mesh(devices, HEADS))
     with jax.default_device(devices[0]):
         traced = jax.jit(step, donate_argnums=0).trace(*arguments)
         compiled = traced.lower(lowering_platforms=("cuda",)).compile()
     seconds = time.perf_counter() - start
     copies = [*plan_hlo.cache_copies(compiled.as_text(), [pages.size])]
-    temporary_bytes = compiled.memory_analysis().temp_size_in_bytes
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    temporary_bytes = memory.temp_size_in_bytes
     if temporary_bytes > POOL_BYTES // 2:
         copies.append(f"{temporary_bytes} bytes of temporaries")
     width = gpu_budget.padded_head_dim(shape.head_dim)
@@ -128,7 +124,7 @@ def compile_step(
         "octavo_decode": gpu_budget.decode_plan(
             backend.chip,
             rows=shape.rows,
-            kv_heads=kv_heads,
+            kv_heads=kv.kv_heads,
             width=width,
             max_tokens=shape.columns * shape.page_size,
         ),
