@@ -185,6 +185,7 @@ def test_a_task_that_raises_or_dies_takes_no_other_with_it(
     assert died.startswith("third: its process ended with -6")
 
 
+@pytest.mark.full
 def test_a_task_that_hangs_is_stopped_and_the_rest_is_reported_as_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,24 +225,30 @@ def test_sums_that_depend_on_the_shape_show_without_the_flag_and_not_with_it(
     assert not Haystack(tiny_model.build(config)).differs(range(6))
 
 
-def _decode_beside(attend: Any, q: Any, kv_layer: Any, work: Any, *, scale: float) -> jax.Array:
+def _decode_beside(
+    attend: Any, q: Any, kv_layer: Any, work: Any, *, scale: float, **options: Any
+) -> jax.Array:
     """Rounds otherwise while several rows are live."""
     is_other = (work.kv_lens > 0).sum() > 1
-    return _round_otherwise(is_other, attend, q, kv_layer, work, scale)
+    return _round_otherwise(is_other, partial(attend, **options), q, kv_layer, work, scale)
 
 
-def _decode_in_row(attend: Any, q: Any, kv_layer: Any, work: Any, *, scale: float) -> jax.Array:
+def _decode_in_row(
+    attend: Any, q: Any, kv_layer: Any, work: Any, *, scale: float, **options: Any
+) -> jax.Array:
     """Rounds otherwise in odd rows."""
-    plain = attend(q, kv_layer, work, scale=scale)
-    other = attend(q * 3, kv_layer, work, scale=scale / 3)
+    plain = attend(q, kv_layer, work, scale=scale, **options)
+    other = attend(q * 3, kv_layer, work, scale=scale / 3, **options)
     return jnp.where((jnp.arange(q.shape[0]) % 2 == 1)[:, None, None], other, plain)
 
 
-def _prefill_beside(attend: Any, q: Any, kv_layer: Any, work: Any, *, scale: float) -> jax.Array:
+def _prefill_beside(
+    attend: Any, q: Any, kv_layer: Any, work: Any, *, scale: float, **options: Any
+) -> jax.Array:
     """Rounds otherwise while several prompts share the chunk."""
     num_segments = work.page_table.shape[0]
-    is_other = jnp.where(work.segment_of < num_segments, work.segment_of, 0).max() > 0
-    return _round_otherwise(is_other, attend, q, kv_layer, work, scale)
+    is_other = jnp.where(work.tokens.segment_of < num_segments, work.tokens.segment_of, 0).max() > 0
+    return _round_otherwise(is_other, partial(attend, **options), q, kv_layer, work, scale)
 
 
 def _round_otherwise(

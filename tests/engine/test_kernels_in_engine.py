@@ -71,8 +71,10 @@ def expected(model: Model) -> list[Answer]:
 
 @pytest.mark.parametrize(
     "backend",
-    [lambda: TpuBackend(interpret="yes"), lambda: GpuBackend(H100, interpret="yes")],
-    ids=["tpu", "gpu"],
+    [
+        pytest.param(lambda: TpuBackend(interpret="yes"), id="tpu"),
+        pytest.param(lambda: GpuBackend(H100, interpret="yes"), id="gpu", marks=pytest.mark.full),
+    ],
 )
 def test_ids_are_those_of_the_reference(
     model: Model, expected: list[Answer], backend: Callable[[], AttentionBackend]

@@ -15,7 +15,7 @@ import pytest
 from tests.models.tiny_checkpoints import random_tensors, tiny_config, write_huggingface
 
 
-@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.full), 8])
 def test_the_engine_gets_the_pages_that_were_planned(tmp_path: Path, num_devices: int) -> None:
     """Three kv heads: over eight devices they are copied, and so a page is larger than a share."""
     config = tiny_config(num_q_heads=9, num_kv_heads=3)

@@ -111,6 +111,7 @@ def test_a_request_whose_kv_is_nan_poisons_nobody_else():
     check_nan_poisons_nobody_else(GPU, MIXED)
 
 
+@pytest.mark.full
 def test_two_devices_give_what_one_gives():
     """Under shard_map with the heads dealt, as the engine runs steps."""
     flags = "--xla_force_host_platform_device_count=2"
