@@ -73,21 +73,23 @@ def main(names: Sequence[str]) -> int:
     status = 0
     for name in names:
         with TemporaryDirectory() as scratch:
-            environment = aot_environment.environment(_devices(name), Path(scratch), os.environ)
+            environment = aot_environment.environment(
+                smallest_slice(name), Path(scratch), os.environ
+            )
             command = [sys.executable, "-m", __spec__.name, name]
             status |= subprocess.run(command, env=environment, check=False).returncode
     return status
 
 
-def _devices(name: str) -> Devices:
-    """The smallest slice of several devices."""
+def smallest_slice(name: str) -> Devices:
+    """The smallest slice of a chip that has several devices."""
     chip = CHIPS[name]
     return Devices(chip=chip, count=min(count for count in chip.counts if count > 2))
 
 
 def compile_all(chip: str) -> int:
     """Compiles everything for one chip; the exit status."""
-    devices = aot_devices(_devices(chip))
+    devices = aot_devices(smallest_slice(chip))
     steps = [*STEPS, *((shape, 1, 1) for shape in table("bfloat16"))]
     rows: list[list[str]] = []
     faults: list[str] = []
