@@ -1,82 +1,78 @@
-"""One step's attention over pages for devices that only compile: what compiling needs of it."""
+"""One step's attention over pages, compiled for devices that only compile."""
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from octavo.pallas_kernels.backend import KV_HEAD_AXIS, AttentionBackend, KVLayer, KVShape
-from octavo.pallas_kernels.chunk_tokens import Segments
-from octavo.pallas_kernels.paged_attention import attend, paged_batch
+from octavo.engine import plan_hlo
+from octavo.pallas_kernels.backend import KV_HEAD_AXIS, AttentionBackend
 
-from .attention_cases import NUM_SEGMENTS, Shape
+from .attention_cases import NUM_SEGMENTS, Shape, one_step
 
 HEADS = "heads"
 
 
-def kv_of_one(shape: Shape, devices: int) -> KVShape:
-    """What one of several devices holds."""
-    assert shape.kv_heads % devices == 0
-    return KVShape(
-        kv_heads=shape.kv_heads // devices,
-        head_dim=shape.head_dim,
-        page_size=shape.page_size,
-        dtype=shape.dtype,
-    )
+@dataclass(frozen=True, kw_only=True)
+class CompiledStep:
+    """What compiling a step told.
+
+    Attributes:
+      program: The compiled program.
+      text: Of it.
+      copies: Instructions that make an array as large as a layer's pages.
+      seconds: It took.
+    """
+
+    program: jax.stages.Compiled
+    text: str
+    copies: tuple[str, ...]
+    seconds: float
+
+
+def compile_step(
+    backend: AttentionBackend,
+    shape: Shape,
+    devices: Sequence[jax.Device],
+    *,
+    num_pages: int,
+    layers: int,
+) -> CompiledStep:
+    """Compiles a step of some layers, whose pages are donated.
+
+    Raises:
+      ValueError: The backend refuses the shape.
+      Exception: It does not compile.
+    """
+    attention = shape.attention_shape(len(devices))
+    if refusal := backend.refusal(attention):
+        raise ValueError(refusal)
+    started_s = time.perf_counter()
+    step, arguments = abstract_step(backend, shape, num_pages, layers, Mesh(devices, HEADS))
+    # Kernels are traced for the default device's architecture.
+    with jax.default_device(devices[0]):
+        program = jax.jit(step, donate_argnums=0).trace(*arguments).lower().compile()
+    seconds = time.perf_counter() - started_s
+    text = program.as_text()
+    assert text
+    pages = jax.eval_shape(lambda: backend.allocate(attention.kv, num_pages))
+    copies = plan_hlo.cache_copies(text, {leaf.size for leaf in jax.tree.leaves(pages)})
+    return CompiledStep(program=program, text=text, copies=copies, seconds=seconds)
 
 
 def abstract_step(
     backend: AttentionBackend, shape: Shape, num_pages: int, layers: int, mesh: Mesh
 ) -> tuple[Callable[..., Any], list[Any]]:
-    """Writes and attention of some layers, heads dealt to the devices, and its arguments.
-
-    The pages come first, to be donated.
-    """
-    options, heads = shape.options, shape.kv_heads * shape.group
-
-    def step(
-        kv: list[KVLayer],
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        sinks: jax.Array,
-        tables: tuple[jax.Array, jax.Array],
-        lens: tuple[jax.Array, jax.Array, jax.Array],
-    ) -> tuple[list[KVLayer], jax.Array]:
-        batch = paged_batch(
-            backend,
-            tables[0],
-            lens[0],
-            Segments(tables[1], lens[1], lens[2]) if shape.chunk else None,
-            chunk=shape.chunk,
-            page_size=shape.page_size,
-            num_pages=num_pages,
-        )
-        after: list[KVLayer] = []
-        for layer in kv:
-            q, layer = attend(
-                q,
-                k,
-                v,
-                layer,
-                batch,
-                scale=shape.scale,
-                window=options.window,
-                softcap=options.softcap,
-                sinks=sinks if options.sinks else None,
-                k_scale=options.k_scale,
-                v_scale=options.v_scale,
-            )
-            after.append(layer)
-        return after, q
-
+    """A step with its heads dealt to the devices, and descriptions of its arguments."""
     by_head = PartitionSpec(None, HEADS)
     by_page_head = PartitionSpec(*[None] * KV_HEAD_AXIS, HEADS)
     everywhere = PartitionSpec()
     dealt = jax.shard_map(
-        step,
+        one_step(backend, shape, num_pages),
         mesh=mesh,
         in_specs=(by_page_head, *[by_head] * 3, PartitionSpec(HEADS), everywhere, everywhere),
         out_specs=(by_page_head, by_head),
@@ -91,10 +87,9 @@ def abstract_step(
         dims[KV_HEAD_AXIS] *= mesh.size
         return array(dims, of_one.dtype, by_page_head)
 
-    layer = jax.tree.map(
-        pages, jax.eval_shape(lambda: backend.allocate(kv_of_one(shape, mesh.size), num_pages))
-    )
-    tokens = shape.rows + shape.chunk
+    kv = shape.attention_shape(mesh.size).kv
+    layer = jax.tree.map(pages, jax.eval_shape(lambda: backend.allocate(kv, num_pages)))
+    tokens, heads = shape.rows + shape.chunk, shape.kv_heads * shape.group
     new = array((tokens, shape.kv_heads, shape.head_dim), jnp.bfloat16, by_head)
     return dealt, [
         [layer] * layers,

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from octavo.pallas_kernels.backend import AttentionBackend, KVLayer
+from octavo.pallas_kernels.backend import AttentionBackend, AttentionShape, KVLayer, KVShape
 from octavo.pallas_kernels.chunk_tokens import Segments
 from octavo.pallas_kernels.paged_attention import attend, paged_batch
 from octavo.pallas_kernels.reference_backend import ReferenceBackend
@@ -99,6 +99,24 @@ class Shape:
     @property
     def scale(self) -> float:
         return self.head_dim**-0.5
+
+    def attention_shape(self, num_devices: int = 1) -> AttentionShape:
+        """What each of the devices that share the kv heads is asked for."""
+        assert self.kv_heads % num_devices == 0
+        kv_heads = self.kv_heads // num_devices
+        return AttentionShape(
+            kv=KVShape(
+                kv_heads=kv_heads,
+                head_dim=self.head_dim,
+                page_size=self.page_size,
+                dtype=self.dtype,
+            ),
+            q_heads=kv_heads * self.group,
+            rows=self.rows,
+            chunk=self.chunk,
+            segments=NUM_SEGMENTS,
+            pages_per_seq=self.columns,
+        )
 
     def __str__(self) -> str:
         return (
@@ -258,68 +276,79 @@ def _attend(
     return mixed
 
 
-def compiled_step(subject: Subject, shape: Shape) -> Callable[..., Any]:
-    """Work lists and attention of one layer, jitted for a shape."""
+def one_step(backend: AttentionBackend, shape: Shape, num_pages: int) -> Callable[..., Any]:
+    """Work lists, then writes and attention of some layers, whose queries are what the last gave.
+
+    Takes the layers' pages, to be donated; q, k, v and sinks; page tables of rows and segments; and
+    kv_lens of both and q_lens. Gives the pages after it, and what the last layer attended to.
+    """
     options = shape.options
 
-    @jax.jit
     def step(
+        kv: list[KVLayer],
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
         sinks: jax.Array,
-        kv_layer: KVLayer,
-        page_table: jax.Array,
-        kv_lens: jax.Array,
-        segments: Segments | None,
-    ) -> tuple[jax.Array, KVLayer]:
+        tables: tuple[jax.Array, jax.Array],
+        lens: tuple[jax.Array, jax.Array, jax.Array],
+    ) -> tuple[list[KVLayer], jax.Array]:
         batch = paged_batch(
-            subject.backend,
-            page_table,
-            kv_lens,
-            segments,
+            backend,
+            tables[0],
+            lens[0],
+            Segments(tables[1], lens[1], lens[2]) if shape.chunk else None,
             chunk=shape.chunk,
             page_size=shape.page_size,
-            num_pages=shape.num_pages,
+            num_pages=num_pages,
         )
-        return attend(
-            q,
-            k,
-            v,
-            kv_layer,
-            batch,
-            scale=shape.scale,
-            window=options.window,
-            softcap=options.softcap,
-            sinks=sinks if options.sinks else None,
-            k_scale=options.k_scale,
-            v_scale=options.v_scale,
-        )
+        after: list[KVLayer] = []
+        for layer in kv:
+            q, layer = attend(
+                q,
+                k,
+                v,
+                layer,
+                batch,
+                scale=shape.scale,
+                window=options.window,
+                softcap=options.softcap,
+                sinks=sinks if options.sinks else None,
+                k_scale=options.k_scale,
+                v_scale=options.v_scale,
+            )
+            after.append(layer)
+        return after, q
 
     return step
+
+
+def step_arguments(subject: Subject, case: Case, layers: int = 1) -> list[Any]:
+    """What one_step takes, for layers that are alike."""
+    pages = subject.pack(case.k_pages, case.v_pages)
+    return [
+        [pages] * layers,
+        case.q,
+        case.k,
+        case.v,
+        case.sinks,
+        (case.page_table, case.segment_page_table),
+        (case.kv_lens, case.segment_kv_lens, case.segment_q_lens),
+    ]
+
+
+def compiled_step(subject: Subject, shape: Shape) -> Callable[..., Any]:
+    """The step of a shape, jitted."""
+    return jax.jit(one_step(subject.backend, shape, shape.num_pages))
 
 
 def run(
     subject: Subject, step: Callable[..., Any], case: Case
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Attention, key pages and value pages after the step."""
+    """Attention, key pages and value pages after a step of one layer."""
+    (layer,), attended = step(*step_arguments(subject, case))
     shape = case.shape
-    segments = Segments(
-        jax.numpy.asarray(case.segment_page_table),
-        jax.numpy.asarray(case.segment_kv_lens),
-        jax.numpy.asarray(case.segment_q_lens),
-    )
-    attended, kv_layer = step(
-        case.q,
-        case.k,
-        case.v,
-        case.sinks,
-        subject.pack(case.k_pages, case.v_pages),
-        case.page_table,
-        case.kv_lens,
-        segments if shape.chunk else None,
-    )
-    return np.asarray(attended), *subject.unpack(kv_layer, shape.kv_heads, shape.head_dim)
+    return np.asarray(attended), *subject.unpack(layer, shape.kv_heads, shape.head_dim)
 
 
 def pages_after(case: Case) -> tuple[np.ndarray, np.ndarray]:

@@ -12,24 +12,21 @@ import dataclasses
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import jax
-from jax.sharding import Mesh
 
 from octavo.configs.chips import parse_chips
-from octavo.engine import aot_environment, plan_hlo, plan_ptxas
+from octavo.engine import aot_environment, plan_ptxas
 from octavo.engine.aot_devices import aot_devices
 from octavo.pallas_kernels import gpu_budget
-from octavo.pallas_kernels.backend import AttentionShape
 from octavo.pallas_kernels.gpu_backend import GpuBackend, gpu_backend
 from octavo.server.table import format_table
 
-from .abstract_step import HEADS, abstract_step, kv_of_one
-from .attention_cases import NUM_SEGMENTS, Shape
+from .abstract_step import compile_step
+from .attention_cases import Shape
 from .attention_table import table
 
 MAX_LEN = 32768
@@ -67,9 +64,9 @@ def compile_all(devices: list[jax.Device], logs: Path) -> int:
     rows: list[list[str]] = []
     faults: list[str] = []
     for shape in shapes:
-        for layers, mesh in [(1, devices[:1])] + [(2, devices)] * (shape.kv_heads == 8):
+        for layers, some in [(1, devices[:1])] + [(2, devices)] * (shape.kv_heads == 8):
             try:
-                found = compile_step(backend, shape, mesh, layers, logs)
+                found = compile_kernels(backend, shape, some, layers, logs)
             except Exception as error:  # one table with all that is wrong
                 faults.append(f"{shape}: {type(error).__name__} {error}")
                 continue
@@ -81,7 +78,7 @@ def compile_all(devices: list[jax.Device], logs: Path) -> int:
     return 1 if faults else 0
 
 
-def compile_step(
+def compile_kernels(
     backend: GpuBackend, shape: Shape, devices: list[jax.Device], layers: int, logs: Path
 ) -> list[tuple[list[str], str]]:
     """A row of the table for each kernel of a step, and what is wrong with it.
@@ -89,31 +86,13 @@ def compile_step(
     Raises:
       Exception: It does not compile.
     """
-    kv = kv_of_one(shape, len(devices))
-    refusal = backend.refusal(
-        AttentionShape(
-            kv=kv,
-            q_heads=kv.kv_heads * shape.group,
-            rows=shape.rows,
-            chunk=shape.chunk,
-            segments=NUM_SEGMENTS,
-            pages_per_seq=shape.columns,
-        )
-    )
-    if refusal:
-        raise ValueError(refusal)
+    kv = shape.attention_shape(len(devices)).kv
     num_pages = POOL_BYTES // backend.bytes_per_page(kv)
-    pages = jax.eval_shape(lambda: backend.allocate(kv, num_pages))
     for log in logs.iterdir():
         log.unlink()
-    start = time.perf_counter()
-    step, arguments = abstract_step(backend, shape, num_pages, layers, Mesh(devices, HEADS))
-    with jax.default_device(devices[0]):
-        traced = jax.jit(step, donate_argnums=0).trace(*arguments)
-        compiled = traced.lower(lowering_platforms=("cuda",)).compile()
-    seconds = time.perf_counter() - start
-    copies = [*plan_hlo.cache_copies(compiled.as_text(), [pages.size])]
-    memory = compiled.memory_analysis()
+    step = compile_step(backend, shape, devices, num_pages=num_pages, layers=layers)
+    copies = [*step.copies]
+    memory = step.program.memory_analysis()
     assert memory is not None
     temporary_bytes = memory.temp_size_in_bytes
     if temporary_bytes > POOL_BYTES // 2:
@@ -142,7 +121,7 @@ def compile_step(
                 str(kernel.spill_bytes),
                 str(plan.shared_bytes),
                 str(len(copies)),
-                f"{seconds:.1f}",
+                f"{step.seconds:.1f}",
             ]
             is_wrong = copies or (kernel.spill_bytes and width <= 128)
             found.append((cells, f"FAULT {' '.join(cells)} {copies}" if is_wrong else ""))

@@ -13,25 +13,22 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import jax
-from jax.sharding import Mesh
 
 from octavo.configs.chips import CHIPS, Devices
-from octavo.engine import aot_environment, plan_hlo
+from octavo.engine import aot_environment
 from octavo.engine.aot_devices import aot_devices
-from octavo.pallas_kernels.backend import AttentionShape
 from octavo.pallas_kernels.tpu_backend import TpuBackend
 from octavo.pallas_kernels.tpu_budget import VMEM_LIMIT_BYTES, choose_blocking, vmem_bytes
 from octavo.pallas_kernels.tpu_cache import HeadLayout
 from octavo.server.table import format_table
 
-from .abstract_step import HEADS, abstract_step, kv_of_one
-from .attention_cases import NUM_SEGMENTS, Options, Shape
+from .abstract_step import compile_step
+from .attention_cases import Options, Shape
 from .attention_table import table
 
 MAX_LEN = 32768
@@ -97,7 +94,7 @@ def compile_all(chip: str) -> int:
         print(f"{chip}: {done} of {len(steps)} steps", end="\r", file=sys.stderr)
         shape = dataclasses.replace(shape, max_len=MAX_LEN)
         try:
-            for cells, fault in compile_step(shape, devices[:count], layers):
+            for cells, fault in compile_kernels(shape, devices[:count], layers):
                 rows.append([*cells[:2], chip, *cells[2:]])
                 faults += [f"FAULT {' '.join(cells)}: {fault}"] if fault else []
         except Exception as error:  # one table with all that is wrong
@@ -108,7 +105,7 @@ def compile_all(chip: str) -> int:
     return 1 if faults else 0
 
 
-def compile_step(
+def compile_kernels(
     shape: Shape, devices: list[jax.Device], layers: int
 ) -> Iterator[tuple[list[str], str]]:
     """A row of the table for each kernel of a step, and what is wrong with it.
@@ -116,28 +113,9 @@ def compile_step(
     Raises:
       Exception: It does not compile.
     """
-    backend, kv = TpuBackend(), kv_of_one(shape, len(devices))
-    attention = AttentionShape(
-        kv=kv,
-        q_heads=kv.kv_heads * shape.group,
-        rows=shape.rows,
-        chunk=shape.chunk,
-        segments=NUM_SEGMENTS,
-        pages_per_seq=shape.columns,
-    )
-    if refusal := backend.refusal(attention):
-        raise ValueError(refusal)
+    backend, kv = TpuBackend(), shape.attention_shape(len(devices)).kv
     num_pages = POOL_BYTES // layers // backend.bytes_per_page(kv)
-    start = time.perf_counter()
-    mesh = Mesh(devices, HEADS)
-    step, arguments = abstract_step(backend, shape, num_pages, layers, mesh)
-    traced = jax.jit(step, donate_argnums=0).trace(*arguments)
-    compiled = traced.lower(lowering_platforms=("tpu",)).compile()
-    seconds = time.perf_counter() - start
-    text = compiled.as_text()
-    assert text
-    leaf = jax.tree.leaves(arguments[0])[0].size // len(devices)
-    copies = plan_hlo.cache_copies(text, [leaf])
+    step = compile_step(backend, shape, devices, num_pages=num_pages, layers=layers)
     heads = HeadLayout(kv.kv_heads, kv.head_dim)
     counted = {
         name: vmem_bytes(
@@ -145,12 +123,12 @@ def compile_step(
         )
         for name, tokens in [("decode_attention", 1), ("prefill_attention", max(shape.chunk, 2))]
     } | {"write_kv": 0}
-    kernels = scoped_memory(text)
+    kernels = scoped_memory(step.text)
     wanted = set(counted) if shape.chunk else {"write_kv", "decode_attention"}
     if set(kernels) != wanted:
         raise ValueError(f"kernels {sorted(kernels)}, not {sorted(wanted)}")
     for name, used in kernels.items():
-        fault = " ".join(copies)
+        fault = " ".join(step.copies)
         if used > min(VMEM_LIMIT_BYTES, MOST_OVER_COUNT * counted[name]):
             fault += f" {used} bytes of VMEM, {counted[name]} were counted"
         cells = [
@@ -158,8 +136,8 @@ def compile_step(
             f"{shape} layers{layers} devices{len(devices)}",
             f"{used / 2**20:.1f}",
             f"{counted[name] / 2**20:.1f}",
-            str(len(copies)),
-            f"{seconds:.1f}",
+            str(len(step.copies)),
+            f"{step.seconds:.1f}",
         ]
         yield cells, fault
 

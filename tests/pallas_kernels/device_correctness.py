@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from octavo.pallas_kernels.backend import AttentionBackend, AttentionShape, KVShape
+from octavo.pallas_kernels.backend import AttentionBackend
 from octavo.pallas_kernels.choice import choose
 from octavo.pallas_kernels.gpu_backend import GpuBackend
 from octavo.pallas_kernels.reference_backend import ReferenceBackend
 
 from . import attention_checks, gpu_pages
-from .attention_cases import NUM_SEGMENTS, REFERENCE, Case, Shape, Subject, bits, pages_after, run
+from .attention_cases import REFERENCE, Case, Shape, Subject, bits, pages_after, run
 from .attention_checks import TOLERANCE, cases, compiled
 from .attention_table import table
 
@@ -101,7 +101,7 @@ def case_faults(
 
 def check(shape: Shape) -> dict[str, Any]:
     """Runs every case of a shape, and what must not depend on neighbours, bit by bit."""
-    choice = choose("auto", jax.devices()[0], attention_shape(shape))
+    choice = choose("auto", jax.devices()[0], shape.attention_shape())
     subject = subject_of(choice.backend)
     in_float32 = replace(shape, dtype="float32")
     faults = [f"the kernels do not run: {choice.reason}"] if choice.reason else []
@@ -145,23 +145,6 @@ def neighbour_faults(subject: Subject, shape: Shape) -> list[str]:
         except AssertionError as error:
             faults.append(f"{check_one.__name__}: {' '.join(str(error).split())}")
     return faults
-
-
-def attention_shape(shape: Shape) -> AttentionShape:
-    """What a backend is asked about."""
-    return AttentionShape(
-        kv=KVShape(
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            page_size=shape.page_size,
-            dtype=shape.dtype,
-        ),
-        q_heads=shape.kv_heads * shape.group,
-        rows=shape.rows,
-        chunk=shape.chunk,
-        segments=NUM_SEGMENTS,
-        pages_per_seq=shape.columns,
-    )
 
 
 def subject_of(backend: AttentionBackend) -> Subject:

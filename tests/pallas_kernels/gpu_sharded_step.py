@@ -9,14 +9,13 @@ import sys
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from octavo.pallas_kernels.gpu_backend import GpuBackend
 
 from .abstract_step import HEADS, abstract_step
-from .attention_cases import Options, Shape, bits, make_case
+from .attention_cases import Options, Shape, bits, make_case, step_arguments
 from .gpu_subject import GPU, H100
 
 
@@ -25,16 +24,7 @@ def main() -> int:
     options = Options(window=45, sinks=True)
     shape = Shape(2, 16, 16, kv_heads=2, group=2, head_dim=64, dtype="bfloat16", options=options)
     case = make_case(shape, [100, 5], [(20, 7), (0, 3)])
-    pages = GPU.pack(case.k_pages, case.v_pages)
-    values = [
-        [pages, pages],
-        case.q,
-        jnp.asarray(case.k, jnp.bfloat16),
-        jnp.asarray(case.v, jnp.bfloat16),
-        case.sinks,
-        (case.page_table, case.segment_page_table),
-        (case.kv_lens, case.segment_kv_lens, case.segment_q_lens),
-    ]
+    values = step_arguments(GPU, case, layers=2)
     results: list[np.ndarray] = []
     backend = GpuBackend(H100, interpret="yes")
     for count in (1, 2):

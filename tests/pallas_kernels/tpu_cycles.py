@@ -23,7 +23,6 @@ from tempfile import TemporaryDirectory
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import Mesh
 
 from octavo.engine import aot_environment
 from octavo.engine.aot_devices import aot_devices
@@ -34,7 +33,7 @@ from octavo.pallas_kernels.tpu_cache import HeadLayout
 from octavo.pallas_kernels.tpu_traffic import item_traffic
 from octavo.server.table import format_table
 
-from .abstract_step import HEADS, abstract_step, kv_of_one
+from .abstract_step import compile_step
 from .attention_cases import Shape
 from .compile_tpu import smallest_slice
 
@@ -102,15 +101,12 @@ def main(names: Sequence[str]) -> int:
         for kind in KINDS:
             rows += _rows(chip, kind)
     print(format_table(HEADER, rows))
+    kv = LLAMA_8B.attention_shape().kv
     for tokens in (4096, 4033, 100):
-        one = item_traffic(
-            kv_of_one(LLAMA_8B, 1), 4, q_len=1, kv_len=tokens, window=None, item_tokens=1
-        )
+        one = item_traffic(kv, 4, q_len=1, kv_len=tokens, window=None, item_tokens=1)
         print(f"a decode row of {tokens} tokens moves {one.ratio:.3f} times the least bytes")
     for q_len, tokens in ((64, 4096), (256, 256), (256, 4096)):
-        one = item_traffic(
-            kv_of_one(LLAMA_8B, 1), 4, q_len=q_len, kv_len=tokens, window=None, item_tokens=256
-        )
+        one = item_traffic(kv, 4, q_len=q_len, kv_len=tokens, window=None, item_tokens=256)
         print(f"{q_len} prompt tokens up to {tokens} move {one.ratio:.3f} times the least bytes")
     return 0
 
@@ -142,10 +138,8 @@ def _answer(*, is_whole: bool) -> Callable[..., jax.Array]:
 def _compile(chip: str, kind: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tpu_attention._Kernel, "_is_whole", _answer(is_whole=kind == "whole"))
-        mesh = Mesh(aot_devices(smallest_slice(chip))[:1], HEADS)
-        step, arguments = abstract_step(TpuBackend(), LLAMA_8B, _NUM_PAGES, 1, mesh)
-        traced = jax.jit(step, donate_argnums=0).trace(*arguments)
-        traced.lower(lowering_platforms=("tpu",)).compile()
+        devices = aot_devices(smallest_slice(chip))[:1]
+        compile_step(TpuBackend(), LLAMA_8B, devices, num_pages=_NUM_PAGES, layers=1)
 
 
 if __name__ == "__main__":
