@@ -26,7 +26,7 @@ from .executables import compile_step, compile_table
 from .executor import DeviceExecutor
 from .fingerprint import fingerprint
 from .guided_masks import GuideCompiler
-from .initial_state import StateMaker, attention_shape, bytes_per_device, kv_shape, load_decoder
+from .initial_state import StateMaker, attention_shape, bytes_per_device, load_decoder
 from .measure import measure_costs
 from .placement import make_mesh, replicated
 from .self_check import check_determinism
@@ -125,7 +125,8 @@ def build_engine(
             limit_bytes, parameter_bytes = stats["bytes_limit"], stats["bytes_in_use"]
         # The number of pages is part of the shapes that are compiled, so what a step takes besides
         # is measured with a pool of the least size.
-        probe = maker.describe(2, config.max_model_len or model.max_position)
+        longest = config.max_model_len or model.max_position
+        probe = maker.describe(kv_budget.LEAST_PAGES, longest)
         needs = _memory_of(compile_step(layouts[0], backend, decoder, probe, everywhere))
         return kv_budget.pool_bytes(
             limit_bytes,
@@ -135,9 +136,10 @@ def build_engine(
             program_bytes=len(layouts) * needs.generated_code_size_in_bytes,
         )
 
-    bytes_per_page = model.num_layers * backend.bytes_per_page(kv_shape(config, model))
-    num_host_pages = kv_budget.host_pages(config, bytes_per_page)
-    pages = kv_budget.num_pages(config, model, bytes_per_page=bytes_per_page, free_bytes=free_bytes)
+    num_host_pages = kv_budget.host_pages(config, maker.bytes_per_page)
+    pages = kv_budget.num_pages(
+        config, model, bytes_per_page=maker.bytes_per_page, free_bytes=free_bytes
+    )
     limits = EngineLimits.resolve(
         config, model, num_pages=pages, eos_token_ids=sorted(eos_token_ids)
     )

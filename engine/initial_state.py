@@ -75,6 +75,12 @@ class StateMaker:
     backend: AttentionBackend
     mesh: Mesh
 
+    @property
+    def bytes_per_page(self) -> int:
+        """Of one page over all layers, on each device."""
+        shape = kv_shape(self.config, self.model)
+        return self.model.num_layers * self.backend.bytes_per_page(shape)
+
     def make(self, num_pages: int, max_model_len: int) -> DeviceState:
         """Zeroed arrays on the devices."""
         return DeviceState(*self._jitted(num_pages, max_model_len)())

@@ -7,6 +7,7 @@ from ..configs.model_config import ModelConfig
 
 HOST_SHARE = 4  # of the host memory that is free the pool takes at most one part in this many
 MAX_POOL_TOKENS = 2**31 - 1  # device code numbers the places of the pool with int32
+LEAST_PAGES = 2  # page 0 stays zero
 
 
 def num_pages(
@@ -40,10 +41,10 @@ def num_pages(
         usable = config.max_num_seqs * -(-longest // config.page_size)
         most = MAX_POOL_TOKENS // config.page_size
         pages = min(free_bytes() // bytes_per_page, usable + 1, most)
-    if pages < 2:
+    if pages < LEAST_PAGES:
         raise ValueError(
-            f"{source} gives {pages} pages of {bytes_per_page} bytes; it must give at least 2: "
-            "page 0 stays zero"
+            f"{source} gives {pages} pages of {bytes_per_page} bytes; it must give at least "
+            f"{LEAST_PAGES}: page 0 stays zero"
         )
     if pages * config.page_size > MAX_POOL_TOKENS:
         raise ValueError(

@@ -22,7 +22,8 @@ from . import kv_budget, packing
 from .admission import EngineLimits
 from .device_state import DeviceState
 from .executables import compile_step
-from .initial_state import StateMaker, attention_shape, bytes_per_device, describe_decoder, kv_shape
+from .initial_state import StateMaker, attention_shape, bytes_per_device, describe_decoder
+from .kv_budget import LEAST_PAGES
 from .packing import UploadLayout
 from .placement import make_mesh, replicated
 from .plan_hlo import cache_copies, collectives
@@ -31,7 +32,6 @@ from .plan_records import CompiledPlan, PlanJob, PlannedStep
 OnStep = Callable[[int, int], None]
 """Told how many steps are compiled, and how many will be."""
 
-_PROBE_PAGES = 2  # as in engine.build: the least that there can be
 _MAX_REASON = 600  # characters of what a compiler says
 
 
@@ -62,15 +62,9 @@ class DescribedEngine:
         return packing.upload_layouts(self.config, self.model.vocab_size)
 
     @property
-    def page_bytes(self) -> int:
-        """One page over all layers, on each device."""
-        shape = kv_shape(self.config, self.model)
-        return self.model.num_layers * self.backend.bytes_per_page(shape)
-
-    def state(self, num_pages: int, max_model_len: int) -> DeviceState:
-        """What steps change, as shapes and shardings."""
-        maker = StateMaker(self.config, self.model, self.backend, self.mesh)
-        return maker.describe(num_pages, max_model_len)
+    def maker(self) -> StateMaker:
+        """Describes what steps change."""
+        return StateMaker(self.config, self.model, self.backend, self.mesh)
 
     def compile(self, layout: UploadLayout, state: DeviceState) -> jax.stages.Compiled:
         """Compiles one step for the devices of the mesh."""
@@ -98,18 +92,17 @@ def compile_plan(job: PlanJob, devices: list[jax.Device], on_step: OnStep) -> Co
     choice = choose(job.config.attention, devices[0], attention_shape(job.config, job.model))
     engine = DescribedEngine(job.model, job.config, make_mesh(devices), choice.backend)
     longest = job.config.max_model_len or job.model.max_position
-    probe = engine.state(_PROBE_PAGES, longest)
+    probe = engine.maker.describe(LEAST_PAGES, longest)
     plan = CompiledPlan(
         attention=choice.backend.name,
         attention_reason=choice.reason,
-        compiled_layers=2 if job.is_extrapolated else job.model.num_layers,
         parameter_bytes=bytes_per_device(engine.decoder),
         slot_bytes=bytes_per_device((probe.slots, probe.tables)),
-        page_bytes=engine.page_bytes,
+        page_bytes=engine.maker.bytes_per_page,
         max_model_len=longest,
-        num_programs=len(engine.layouts),
+        num_executables=len(engine.layouts),
     )
-    missing = _missing_bytes(job, plan, pages=_PROBE_PAGES, temporary_bytes=0, program_bytes=0)
+    missing = _missing_bytes(job, plan, LEAST_PAGES)
     if missing > 0:  # a compiler would say no more, or less clearly
         return dataclasses.replace(plan, reason=_does_not_fit(missing), missing_bytes=missing)
 
@@ -117,7 +110,7 @@ def compile_plan(job: PlanJob, devices: list[jax.Device], on_step: OnStep) -> Co
     total = len(layouts) + 1
     on_step(0, total)
     try:
-        largest = _compile(engine, job, engine.layouts[0], _PROBE_PAGES, longest)
+        largest = _compile(engine, job, engine.layouts[0], LEAST_PAGES, longest)
         on_step(1, total)
         plan = _with_pages(job, plan, largest)
         if plan.num_pages is None:
@@ -145,7 +138,7 @@ def _compile(
 
     def at(engine: DescribedEngine) -> PlannedStep:
         started_s = time.perf_counter()
-        state = engine.state(num_pages, max_model_len)
+        state = engine.maker.describe(num_pages, max_model_len)
         compiled = engine.compile(layout, state)
         compile_s = time.perf_counter() - started_s
         memory, text = compiled.memory_analysis(), compiled.as_text()
@@ -200,31 +193,17 @@ def _with_pages(job: PlanJob, plan: CompiledPlan, largest: PlannedStep) -> Compi
       largest: The step that takes most memory, compiled with the least pool.
     """
     config, model = job.config, job.model
-
-    def free_bytes() -> int:
-        if job.limit_bytes is None:
-            return job.host_pool_bytes
-        return kv_budget.pool_bytes(
-            job.limit_bytes,
-            parameter_bytes=plan.parameter_bytes,
-            slot_bytes=plan.slot_bytes,
-            temporary_bytes=largest.temporary_bytes,
-            program_bytes=plan.num_programs * largest.program_bytes,
-        )
-
+    measured = dataclasses.replace(plan, steps=(largest,))
     try:
         pages = kv_budget.num_pages(
-            config, model, bytes_per_page=plan.page_bytes, free_bytes=free_bytes
+            config,
+            model,
+            bytes_per_page=plan.page_bytes,
+            free_bytes=lambda: _pool_bytes(job, measured),
         )
         limits = EngineLimits.resolve(config, model, num_pages=pages, eos_token_ids=())
     except ValueError as error:
-        missing = _missing_bytes(
-            job,
-            plan,
-            pages=_PROBE_PAGES,
-            temporary_bytes=largest.temporary_bytes,
-            program_bytes=plan.num_programs * largest.program_bytes,
-        )
+        missing = _missing_bytes(job, measured, LEAST_PAGES)
         reason = _does_not_fit(missing) if missing > 0 else str(error)
         return dataclasses.replace(plan, reason=reason, missing_bytes=max(missing, 0))
     return dataclasses.replace(plan, num_pages=pages, max_model_len=limits.max_model_len)
@@ -241,32 +220,30 @@ def _judged(job: PlanJob, plan: CompiledPlan) -> CompiledPlan:
             reason=f"{len(step.cache_copies)} copies of a layer's KV pages in the step of "
             f"{step.rows} rows and {step.chunk} prompt tokens: {step.cache_copies[0]}",
         )
-    missing = _missing_bytes(
-        job,
-        plan,
-        pages=plan.num_pages,
-        temporary_bytes=max(step.temporary_bytes for step in plan.steps),
-        program_bytes=plan.num_programs * max(step.program_bytes for step in plan.steps),
-    )
+    missing = _missing_bytes(job, plan, plan.num_pages)
     if missing > 0:
         return dataclasses.replace(plan, reason=_does_not_fit(missing), missing_bytes=missing)
     return plan
 
 
-def _missing_bytes(
-    job: PlanJob, plan: CompiledPlan, *, pages: int, temporary_bytes: int, program_bytes: int
-) -> int:
-    """What a device lacks for so many pages and all the rest; negative: what it has left."""
+def _pool_bytes(job: PlanJob, plan: CompiledPlan) -> int:
+    """What is left for the pages beside what the plan's steps take."""
     if job.limit_bytes is None:
-        return 0
-    left = kv_budget.pool_bytes(
+        return job.host_pool_bytes
+    return kv_budget.pool_bytes(
         job.limit_bytes,
         parameter_bytes=plan.parameter_bytes,
         slot_bytes=plan.slot_bytes,
-        temporary_bytes=temporary_bytes,
-        program_bytes=program_bytes,
+        temporary_bytes=plan.temporary_bytes,
+        program_bytes=plan.program_bytes,
     )
-    return pages * plan.page_bytes - left
+
+
+def _missing_bytes(job: PlanJob, plan: CompiledPlan, num_pages: int) -> int:
+    """What a device lacks for so many pages and all the rest; negative: what it has left."""
+    if job.limit_bytes is None:
+        return 0
+    return num_pages * plan.page_bytes - _pool_bytes(job, plan)
 
 
 def _does_not_fit(missing_bytes: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .plan_bounds import Bound, Costs, decode_bound, prefill_bound
-from .plan_records import CompiledPlan, PlanJob, PlannedStep
+from .plan_records import CompiledPlan, PlanJob
 from .step_shapes import StepShapes
 
 _CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072)
@@ -34,7 +34,7 @@ def figures(job: PlanJob, plan: CompiledPlan) -> dict[str, Any]:
         "attention": plan.attention,
         "attention_reason": plan.attention_reason,
         "num_layers": job.model.num_layers,
-        "compiled_layers": plan.compiled_layers,
+        "compiled_layers": job.compiled_layers,
         "is_extrapolated": job.is_extrapolated,
         "memory": memory(job, plan),
         "page_size": job.config.page_size,
@@ -42,7 +42,7 @@ def figures(job: PlanJob, plan: CompiledPlan) -> dict[str, Any]:
         "max_model_len": plan.max_model_len,
         "max_num_seqs": job.config.max_num_seqs,
         "requests": list(requests_by_context(job, plan)),
-        "num_executables": plan.num_programs,
+        "num_executables": plan.num_executables,
         "executables": [dataclasses.asdict(step) for step in plan.steps],
         "kernels": [dataclasses.asdict(kernel) for kernel in plan.kernels],
         "bounds": BOUNDS_NOTE,
@@ -53,19 +53,14 @@ def figures(job: PlanJob, plan: CompiledPlan) -> dict[str, Any]:
 
 def memory(job: PlanJob, plan: CompiledPlan) -> dict[str, Any]:
     """Where the memory of a device goes; None: not known."""
-    temporary_bytes, program_bytes = None, None
-    if plan.steps:
-        temporary_bytes = _most(plan.steps, "temporary_bytes")
-        # Not all were compiled, perhaps; none is larger than the largest.
-        program_bytes = plan.num_programs * _most(plan.steps, "program_bytes")
     return {
         "limit_bytes": job.limit_bytes,
         "parameter_bytes": plan.parameter_bytes,
         "slot_bytes": plan.slot_bytes,
         "page_bytes": plan.page_bytes,
         "kv_bytes": None if plan.num_pages is None else plan.num_pages * plan.page_bytes,
-        "temporary_bytes": temporary_bytes,
-        "program_bytes": program_bytes,
+        "temporary_bytes": plan.temporary_bytes if plan.steps else None,
+        "program_bytes": plan.program_bytes if plan.steps else None,
         "missing_bytes": plan.missing_bytes,
     }
 
@@ -127,7 +122,3 @@ def _milliseconds(bound: Bound) -> dict[str, Any]:
 def _up_to(most: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes that are not too large, and the largest that is possible."""
     return tuple(dict.fromkeys((*(size for size in sizes if size < most), most)))
-
-
-def _most(steps: tuple[PlannedStep, ...], name: str) -> int:
-    return max(getattr(step, name) for step in steps)

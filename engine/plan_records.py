@@ -47,6 +47,11 @@ class PlanJob:
         return self.model.num_layers > self.max_layers
 
     @property
+    def compiled_layers(self) -> int:
+        """The most that are compiled at once."""
+        return 2 if self.is_extrapolated else self.model.num_layers
+
+    @property
     def limit_bytes(self) -> int | None:
         """Memory of one device. None: host memory, which others use too."""
         return self.config.device_memory_bytes or self.devices.chip.memory_bytes
@@ -85,13 +90,12 @@ class CompiledPlan:
       missing_bytes: By how much it does not fit; 0 where that is not the reason.
       attention: The backend that attends.
       attention_reason: Why it is not the platform's kernels; empty where it is, or there are none.
-      compiled_layers: The most that were compiled at once; steps of more are extrapolated.
       parameter_bytes: Weights.
       slot_bytes: Slots, and the tables of their rules.
       page_bytes: One KV page, over all layers.
       num_pages: Pages of the pool, page 0 included. None: it was not got that far.
       max_model_len: Most tokens of one request.
-      num_programs: Executables that the engine will have.
+      num_executables: That the engine will have.
       steps: Those that were compiled here, the largest first.
       kernels: Of GPUs: what each kernel takes.
     """
@@ -100,15 +104,24 @@ class CompiledPlan:
     missing_bytes: int = 0
     attention: str
     attention_reason: str = ""
-    compiled_layers: int
     parameter_bytes: int
     slot_bytes: int
     page_bytes: int
     num_pages: int | None = None
     max_model_len: int
-    num_programs: int
+    num_executables: int
     steps: tuple[PlannedStep, ...] = ()
     kernels: tuple[Kernel, ...] = ()
+
+    @property
+    def temporary_bytes(self) -> int:
+        """The most that a step's own arrays take at once; 0 where none was compiled."""
+        return max((step.temporary_bytes for step in self.steps), default=0)
+
+    @property
+    def program_bytes(self) -> int:
+        """Code of all executables, as if each were the largest that was compiled."""
+        return self.num_executables * max((step.program_bytes for step in self.steps), default=0)
 
 
 def plan_to_json(plan: CompiledPlan) -> str:

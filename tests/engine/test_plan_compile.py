@@ -138,14 +138,11 @@ def test_a_deep_model_is_planned_from_two_of_its_layers(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(plan_compile, "compile_step", compile_step)
     deep, whole = two_plans(900_000)
-    assert (deep.compiled_layers, whole.compiled_layers) == (2, 6)
     assert whole.num_pages == 17  # what is left holds fewer than the 33 that slots could use
     assert whole.steps[0].collectives == (Collective(kind="all-reduce", bytes=32, count=13),)
     steps = tuple(dataclasses.replace(step, compile_s=0) for step in whole.steps)
     again = tuple(dataclasses.replace(step, compile_s=0) for step in deep.steps)
-    assert dataclasses.replace(deep, compiled_layers=6, steps=again) == dataclasses.replace(
-        whole, steps=steps
-    )
+    assert dataclasses.replace(deep, steps=again) == dataclasses.replace(whole, steps=steps)
 
 
 @pytest.mark.full

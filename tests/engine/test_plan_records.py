@@ -43,13 +43,12 @@ def make_job(chips: str = "cpu-1") -> PlanJob:
 
 PLAN = CompiledPlan(
     attention="reference",
-    compiled_layers=16,
     parameter_bytes=1,
     slot_bytes=2,
     page_bytes=3,
     num_pages=4,
     max_model_len=5,
-    num_programs=6,
+    num_executables=6,
     steps=(
         PlannedStep(
             rows=1,

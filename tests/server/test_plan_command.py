@@ -33,13 +33,12 @@ STEP = PlannedStep(
 )
 PLAN = CompiledPlan(
     attention="gpu",
-    compiled_layers=32,
     parameter_bytes=2 * GIB,
     slot_bytes=GIB,
     page_bytes=2**18,
     num_pages=40_001,
     max_model_len=131_072,
-    num_programs=13,
+    num_executables=13,
     steps=(dataclasses.replace(STEP, chunk=256), STEP),
     kernels=(
         Kernel(name="plain", architecture="sm_90a", registers=64, spill_bytes=0, shared_bytes=0),
@@ -93,6 +92,7 @@ def test_every_chip_has_its_answer_in_order(
     assert chips[1]["reason"] == "no compiler"
     assert [job.config.tensor_parallel_size for job in compiled] == [8, 1, 1]
     h100 = chips[0]
+    assert (h100["compiled_layers"], h100["is_extrapolated"]) == (32, False)
     assert h100["memory"]["kv_bytes"] == 40_001 * 2**18
     assert h100["memory"]["program_bytes"] == 13 * 2**21  # all of them, though two are known
     # 16 tokens a page; the last token needs no place: 64 pages hold 1025 tokens.
