@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float
 
 from .tpu_budget import VMEM_LIMIT_BYTES, buffer_words, choose_blocking, padded_group
-from .tpu_cache import LANES, NARROW, HeadLayout, TpuPages, wait_for
+from .tpu_cache import LANES, NARROW, HeadLayout, TpuPages, in_place, wait_for
 from .tpu_leaves import group_of_row, load_halves, load_queries, store_outputs
 from .tpu_scoring import LOWEST, Scoring, alive, visible
 from .tpu_stream import Cursor, PageStream
@@ -139,7 +139,7 @@ def attend(
         work.page_table,
         *of_sinks,
         packed,
-        kv_layer.pages,
+        in_place(kv_layer.pages, interpret),
     )
     attended = attended.reshape(tokens, heads.kv_heads, 2 * pairs, heads.lanes)[:, :, :group]
     first = NARROW if heads.is_narrow else 0  # the lanes of values

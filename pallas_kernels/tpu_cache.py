@@ -151,8 +151,13 @@ def write_kv(
         ),
         interpret=interpret,
         name="write_kv",
-    )(slot_mapping, pack_tokens(k, v), kv_layer.pages)
+    )(slot_mapping, pack_tokens(k, v), in_place(kv_layer.pages, interpret))
     return TpuPages(pages, kv_layer.kv_heads)
+
+
+def in_place(pages: jax.Array, interpret: Any) -> jax.Array:
+    """Pages for a kernel to find in HBM: XLA would move a pool that fits VMEM there and back."""
+    return pages if interpret else pltpu.with_memory_space_constraint(pages, pltpu.HBM)
 
 
 def page_and_offset(place: jax.Array, page_size: int) -> tuple[jax.Array, jax.Array]:

@@ -50,13 +50,16 @@ def run_python(tmp_path: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each kind of compiler says of a small model; its pages are too many for any VMEM."""
-    folder = tmp_path_factory.mktemp("tiny")
+    """What each kind of compiler says of a small model."""
+    return plan(tmp_path_factory.mktemp("tiny"), "--chips=v5e-8,h100-1,a100-1", "--max_num_seqs=8")
+
+
+def plan(folder: Path, *arguments: str) -> dict[str, Any]:
     (folder / "config.json").write_text(json.dumps(TINY))
     said = run_python(
         folder,
         *("-m", "octavo.server", "plan", f"--model={folder}", "--json", "--page_size=64"),
-        *("--chips=v5e-8,h100-1,a100-1", "--max_num_seqs=8", "--prefill_chunk_tokens=16"),
+        *("--prefill_chunk_tokens=16", *arguments),
     )
     return {chip["chip"]: chip for chip in json.loads(said.splitlines()[-1])["chips"]}
 
@@ -68,6 +71,13 @@ def test_the_real_steps_compile(plans: dict[str, Any], name: str) -> None:
     assert chip["attention"] == CHIPS[name.partition("-")[0]].platform
     assert len(chip["executables"]) == 3
     assert all(step["temporary_bytes"] > 0 for step in chip["executables"])
+
+
+def test_a_pool_that_fits_vmem_stays_in_hbm(tmp_path: Path) -> None:
+    """XLA moves small arrays to VMEM and back; of 129 pages it did so in every layer and step."""
+    chips = plan(tmp_path, "--chips=v6e-1,v5e-1", "--max_num_seqs=2", "--num_pages=129")
+    for chip in chips.values():
+        assert (chip["attention"], chip["reason"]) == ("tpu", "")
 
 
 def test_devices_sum_twice_a_layer_and_once_over_the_vocabulary(plans: dict[str, Any]) -> None:
