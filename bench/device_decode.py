@@ -8,7 +8,6 @@ context. Steps are dispatched one behind the other, and the last one is waited f
 import dataclasses
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -19,15 +18,14 @@ from ..configs.model_config import ModelConfig
 from ..configs.presets import load_preset
 from ..engine import packing
 from ..engine.device_state import DeviceState
-from ..engine.executables import Executable, ExecutableTable, Key, compile_step
+from ..engine.executables import compile_table
 from ..engine.executor import DeviceExecutor
-from ..engine.initial_state import StateMaker, attention_shape, kv_shape, load_decoder
+from ..engine.initial_state import StateMaker, attention_shape, load_decoder
 from ..engine.made_up_requests import Occupant, blank, enter
 from ..engine.packing import UploadLayout
 from ..engine.placement import make_mesh, replicated
 from ..engine.step_shapes import StepKey, StepShapes
-from ..models.decoder import Decoder
-from ..pallas_kernels.backend import AttentionBackend, KVLayer
+from ..pallas_kernels.backend import KVLayer
 from ..pallas_kernels.choice import choose
 from .device_parts import Findings, Tasks
 from .random_checkpoint import random_checkpoint
@@ -105,7 +103,7 @@ class _Bench:
       attention_reason: Why it is not the platform's kernels.
       read_bytes: Weights that each step reads.
       token_bytes: KV of one token in all layers.
-      compile_s: Seconds of each step's compilation, all side by side.
+      compile_s: Seconds that compiling all steps took, side by side.
       made_s: Seconds that weights and KV took.
     """
 
@@ -115,7 +113,7 @@ class _Bench:
     attention_reason: str
     read_bytes: int
     token_bytes: int
-    compile_s: dict[StepKey, float]
+    compile_s: float
     made_s: float
 
 
@@ -123,6 +121,7 @@ class _Bench:
 def _bench(sizes: Sizes) -> _Bench:
     config, model = sizes.config, sizes.model
     mesh = make_mesh(jax.devices()[:1])
+    everywhere = replicated(mesh)
     choice = choose(config.attention, jax.devices()[0], attention_shape(config, model))
     backend = choice.backend
     shapes = StepShapes.from_config(config)
@@ -134,32 +133,34 @@ def _bench(sizes: Sizes) -> _Bench:
     decoder = load_decoder(random_checkpoint(model), config, mesh)
     assert config.num_pages is not None
     assert config.max_model_len is not None
-    state = StateMaker(config, model, backend, mesh).make(config.num_pages, config.max_model_len)
+    maker = StateMaker(config, model, backend, mesh)
+    state = maker.make(config.num_pages, config.max_model_len)
     state = dataclasses.replace(state, kv=_random_kv(state))
     jax.block_until_ready((decoder, state))
     made_s = time.perf_counter() - began_s
 
-    steps: dict[Key, Executable] = {}
-    compile_s: dict[StepKey, float] = {}
-    with ThreadPoolExecutor(len(layouts)) as pool:
-        compiling = partial(_compile, backend, decoder, state)
-        for layout, (step, seconds) in zip(layouts, pool.map(compiling, layouts), strict=True):
-            steps[layout.key], compile_s[layout.key] = step, seconds
-    table = ExecutableTable(steps)
+    began_s = time.perf_counter()
+    table = compile_table(
+        layouts, backend, decoder, state, everywhere, _ignore, with_transfers=False
+    )
+    compile_s = time.perf_counter() - began_s
     # Of an embedding that is not the head too, a step reads a few rows.
     unread = 0 if model.tie_word_embeddings else decoder.embedding[...].nbytes
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(decoder))
-    page_bytes = model.num_layers * backend.bytes_per_page(kv_shape(config, model))
     return _Bench(
-        executor=DeviceExecutor(table, decoder, state, replicated(mesh), layouts),
+        executor=DeviceExecutor(table, decoder, state, everywhere, layouts),
         layouts={layout.key: layout for layout in layouts},
         attention=backend.name,
         attention_reason=choice.reason,
         read_bytes=weights - unread,
-        token_bytes=page_bytes // config.page_size,
+        token_bytes=maker.bytes_per_page // config.page_size,
         compile_s=compile_s,
         made_s=made_s,
     )
+
+
+def _ignore(done: int, total: int) -> None:
+    """Nobody waits for it."""
 
 
 def _random_kv(state: DeviceState) -> list[KVLayer]:
@@ -177,15 +178,6 @@ def _random_kv(state: DeviceState) -> list[KVLayer]:
         out_shardings=jax.tree.map(sharding, state.kv[0]),
     )
     return [filled(layer) for layer in state.kv]
-
-
-def _compile(
-    backend: AttentionBackend, decoder: Decoder, state: DeviceState, layout: UploadLayout
-) -> tuple[jax.stages.Compiled, float]:
-    began_s = time.perf_counter()
-    mesh = jax.tree.leaves(decoder)[0].sharding.mesh
-    step = compile_step(layout, backend, decoder, state, replicated(mesh))
-    return step, time.perf_counter() - began_s
 
 
 def decode_step(sizes: Sizes, rows: int) -> Findings:
@@ -226,7 +218,7 @@ def decode_step(sizes: Sizes, rows: int) -> Findings:
         "seconds_per_call": step_s,
         "slowest_step_ms": max(times_s) / sizes.steps * 1e3,
         "bytes": bench.read_bytes + int(rows * context * bench.token_bytes),
-        "compile_s": bench.compile_s[key],
+        "compile_s": bench.compile_s,
         "weights_and_kv_made_s": bench.made_s,
         "bytes_in_use": memory.get("bytes_in_use"),
         "peak_bytes_in_use": memory.get("peak_bytes_in_use"),
