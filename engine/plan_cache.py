@@ -1,7 +1,7 @@
 """Answers of the compiler, kept on disk: the same question is not compiled twice. No JAX.
 
 An answer's name is a hash of everything that it depends on, so that none is ever wrong: the job,
-the versions of all that compiles, and the sources of all that is compiled.
+the versions and settings of all that compiles, and the sources of all that is compiled.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ _PACKAGES = (
     "nvidia-cuda-nvcc",
     "nvidia-nvvm",
 )
+_SETTINGS = ("JAX_", "LIBTPU_", "XLA_")  # how variables begin that compilers look at
 _FOLDERS = ("configs", "pallas_kernels", "models", "engine")
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ def job_key(job: PlanJob) -> str:
         with suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version(package)
         parts.append(f"{package} {version}")
+    parts += sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_SETTINGS))
     digest = hashlib.sha256("\n".join(parts).encode())
     for path in source_files():
         digest.update(f"\n{path.parent.name}/{path.name}\n".encode() + path.read_bytes())

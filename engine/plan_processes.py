@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 
 from .aot_environment import environment, missing_extra
 from .plan_records import ANSWER_FILE, REFUSAL_FILE, CompiledPlan, PlanJob, plan_from_json
@@ -28,21 +29,25 @@ def run_jobs(
 ) -> Iterator[tuple[PlanJob, CompiledPlan | PlanFailed]]:
     """Each job with its answer, or with why it has none, in the order in which they are done."""
     processes: list[subprocess.Popen[bytes]] = []
+    is_over = Event()
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
-        pending = {pool.submit(_run, job, on_step, processes): job for job in jobs}
+        pending = {pool.submit(_run, job, on_step, processes, is_over): job for job in jobs}
         for future in as_completed(pending):
             try:
                 yield pending[future], future.result()
             except PlanFailed as error:
                 yield pending[future], error
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        is_over.set()
         for process in processes:
             process.kill()
+        pool.shutdown(cancel_futures=True)  # when each has removed its folder
 
 
-def _run(job: PlanJob, on_step: OnStep, processes: list[subprocess.Popen[bytes]]) -> CompiledPlan:
+def _run(
+    job: PlanJob, on_step: OnStep, processes: list[subprocess.Popen[bytes]], is_over: Event
+) -> CompiledPlan:
     extra = missing_extra(job.devices.chip.platform)
     if extra is not None:
         raise PlanFailed(f"octavo plan --chips={job.devices} needs pip install 'octavo[{extra}]'")
@@ -55,14 +60,17 @@ def _run(job: PlanJob, on_step: OnStep, processes: list[subprocess.Popen[bytes]]
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env=environment(job.devices, scratch, os.environ),
+                start_new_session=True,  # it ends when its input does, and not by a Ctrl-C
             )
         processes.append(process)
+        if is_over.is_set():  # since before it was in the list, perhaps
+            process.kill()
         assert process.stdin is not None
         assert process.stdout is not None
         with process.stdin as stdin, process.stdout as stdout:
             with suppress(BrokenPipeError):  # it ended already, and its exit code says so
                 stdin.write(pickle.dumps(job))
-                stdin.close()
+                stdin.flush()
             for line in stdout:
                 words = line.split()  # compilers may print, too
                 if len(words) == 2 and all(map(bytes.isdigit, words)):

@@ -4,7 +4,12 @@ Breaks when an answer is taken for one to another question, or gets lost without
 """
 
 import dataclasses
+import os
+import pickle
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,6 +148,17 @@ def test_other_sources_and_versions_have_another_name(
     assert job_key(job) not in (before, changed)
 
 
+@pytest.mark.parametrize("name", ["XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64"])
+def test_other_settings_of_compilers_have_another_name(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    keys = set[str]()
+    for value in ("", "1", "2"):
+        monkeypatch.setenv(name, value)
+        keys.add(job_key(make_job()))
+    assert len(keys) == 3
+
+
 def test_all_that_is_compiled_is_looked_at() -> None:
     names = {f"{path.parent.name}/{path.name}" for path in source_files()}
     assert {
@@ -208,6 +224,46 @@ def test_an_answer_and_the_way_there(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     answers = list(run_jobs([make_job()], tell))
     assert answers == [(make_job(), PLAN)]
     assert told == [("cpu-1", 1, 4)]
+
+
+def test_nothing_is_left_of_a_plan_that_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither a process nor a folder; and those that have not begun do not begin."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    stand_in(monkeypatch, "import os, time; print(os.getpid(), 1, flush=True); time.sleep(600)")
+    pids: list[int] = []
+
+    def interrupt(job: PlanJob, done: int, total: int) -> None:
+        pids.append(done)
+        if done == pids[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    jobs = [make_job(f"cpu-{count}") for count in range(1, 9)]
+    with pytest.raises(KeyboardInterrupt):
+        list(run_jobs(jobs, interrupt))
+    assert list(tmp_path.iterdir()) == []
+    assert 1 <= len(pids) < len(jobs)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_compiler_ends_with_who_asked(tmp_path: Path) -> None:
+    """However that ended: the kernel closes the pipe for the dead."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = plan_processes._command(str(scratch))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(pickle.dumps(make_job()))
+        worker.stdin.flush()
+        assert worker.stdout.readline().startswith(b"0 ")
+        worker.stdin.close()
+        assert worker.wait(60) == 1
+    assert not scratch.exists()
 
 
 def test_a_missing_extra_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
