@@ -1,7 +1,8 @@
 """The chips that `octavo plan` knows, and what bounds a model on them. Standard library only.
 
 A device is what JAX calls one: a chip, or one of the two halves of a TPU7x chip. Bandwidths and
-flops are the makers' peaks, per device; nothing here was measured. Looked up on 30 November 2026.
+flops are the makers' peaks, per device; nothing here was measured. Looked up on 30 November 2026:
+TPUs at https://docs.cloud.google.com/tpu/docs/NAME, GPUs at the addresses beside them.
 """
 
 import difflib
@@ -29,8 +30,6 @@ class Chip:
         not known.
       topologies: Of TPUs, by number of devices: as the compiler calls them.
       target: Of GPUs: the name under which the compiler knows the device.
-      architecture: Of GPUs: what ptxas assembles for.
-      source: Where the numbers are from.
     """
 
     name: str
@@ -41,8 +40,6 @@ class Chip:
     link_bytes_per_s: float | None
     topologies: dict[int, str] = field(default_factory=dict, hash=False)
     target: str = ""
-    architecture: str = ""
-    source: str = ""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -70,7 +67,6 @@ def _tpu(
         # Google counts both directions.
         link_bytes_per_s=link_bytes_per_s / 2,
         topologies={count: f"{name}:{shape}" for count, shape in topologies.items()},
-        source=f"https://docs.cloud.google.com/tpu/docs/{name}",
     )
 
 
@@ -82,12 +78,10 @@ CUDA context and for the libraries' own workspaces."""
 def _gpu(
     name: str,
     target: str,
-    architecture: str,
     device_bytes: int,
     bytes_per_s: float,
     bf16_flops: float,
     link_bytes_per_s: float,
-    source: str,
 ) -> Chip:
     return Chip(
         name=name,
@@ -98,8 +92,6 @@ def _gpu(
         bf16_flops=bf16_flops,
         link_bytes_per_s=link_bytes_per_s / 2,  # NVIDIA counts both directions
         target=target,
-        architecture=architecture,
-        source=source,
     )
 
 
@@ -113,45 +105,41 @@ CHIPS: dict[str, Chip] = {
         _tpu("v5p", 95.73, 2765e9, 459e12, 1200e9, {1: "1x1x1", 4: "2x2x1", 8: "2x2x2"}),
         # A chip is two devices, each with half of everything.
         _tpu("tpu7x", 94.74, 3690e9, 1153.5e12, 600e9, {2: "1x1x1", 8: "2x2x1", 16: "2x2x2"}),
+        # https://www.nvidia.com/en-us/data-center/a100/
         _gpu(
             "a100",
             "NVIDIA A100-SXM4-80GB",
-            "sm_80",
             85_100_068_864,
             2039.04e9,
             312e12,
             600e9,
-            "https://www.nvidia.com/en-us/data-center/a100/",
         ),
+        # https://www.nvidia.com/en-us/data-center/h100/
         _gpu(
             "h100",
             "NVIDIA H100 80GB HBM3",
-            "sm_90",
             84_942_979_072,
             3352.32e9,
             989.5e12,  # half of the figure with sparsity
             900e9,
-            "https://www.nvidia.com/en-us/data-center/h100/",
         ),
+        # https://www.nvidia.com/en-us/data-center/h200/
         _gpu(
             "h200",
             "NVIDIA H200 141GB HBM3e",
-            "sm_90",
             151_397_597_184,
             4800e9,
             989.5e12,
             900e9,
-            "https://www.nvidia.com/en-us/data-center/h200/",
         ),
+        # https://www.nvidia.com/en-us/data-center/hgx/
         _gpu(
             "b200",
             "NVIDIA B200",
-            "sm_100",
             191_514_411_008,
             7672.32e9,
             2250e12,
             1800e9,
-            "https://www.nvidia.com/en-us/data-center/hgx/",
         ),
         Chip(
             name="cpu",
@@ -160,7 +148,6 @@ CHIPS: dict[str, Chip] = {
             bytes_per_s=None,
             bf16_flops=None,
             link_bytes_per_s=None,
-            source="the machine that plans",
         ),
     )
 }

@@ -104,7 +104,7 @@ def test_a_gpu_is_what_its_compiler_takes_it_for(tmp_path: Path) -> None:
         "for name in sys.argv[1:]:\n"
         "    text = gpu_target(name)\n"
         "    found = {key: re.search(rf'{key}: \"?([\\w.]+)', text)[1] for key in\n"
-        "             ('memory_bandwidth', 'device_memory_size', 'major', 'core_count')}\n"
+        "             ('memory_bandwidth', 'device_memory_size')}\n"
         "    print(json.dumps(found))\n"
     )
     lines = run_python(tmp_path, "-c", code, *(chip.target for chip in GPUS)).splitlines()
@@ -113,4 +113,3 @@ def test_a_gpu_is_what_its_compiler_takes_it_for(tmp_path: Path) -> None:
         found = json.loads(line)
         assert chip.bytes_per_s == float(found["memory_bandwidth"]), chip.name
         assert chip.memory_bytes == int(int(found["device_memory_size"]) * GPU_MEMORY_SHARE)
-        assert chip.architecture == f"sm_{found['major']}0"
