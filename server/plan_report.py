@@ -17,8 +17,9 @@ _HEADER = (
     "pages",
     "longest",
     "requests",
+    "TPOT >=",
+    "TTFT >=",
 )
-_HEADER += ("TPOT >=", "TTFT >=")
 
 _ONE_FLAVOUR = "penalties, bias, masks and log-probabilities are in each of them"
 
