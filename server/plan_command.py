@@ -36,8 +36,8 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "model",
         DEFAULT_PRESET,
-        f"A preset ({', '.join(preset_names())}), a GGUF file, a Hugging Face folder (config.json "
-        "is enough), or a folder that `octavo convert` wrote.",
+        f"A preset ({', '.join(preset_names())}), a GGUF file, a Hugging Face config.json or "
+        "folder, or a folder that `octavo convert` wrote. No weights are needed.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -134,7 +134,7 @@ def _existing(name: str) -> Path:
             f"--model is {name!r}; it must be a preset ({', '.join(preset_names())}) or the path "
             "of a file or folder"
         )
-    return path
+    return path.parent if path.name == "config.json" else path
 
 
 COMMAND = Command(

@@ -191,6 +191,7 @@ def test_a_folder_without_weights_is_planned(
     (folder / "config.json").write_text(json.dumps(values))
     sizes = ("--deterministic", "--max_num_seqs=2", "--prefill_chunk_tokens=16")
     plan = (f"--model={folder}", "--chips=cpu-1", *sizes)
+    config_file = f"--model={folder / 'config.json'}"
     code, (chip,) = plan_json(capsys, *plan)
     assert (code, chip["reason"], chip["ok"]) == (0, "", True)
     assert (chip["num_pages"], chip["max_model_len"]) == (2 * 16 + 1, config.max_position)
@@ -200,7 +201,7 @@ def test_a_folder_without_weights_is_planned(
     assert chip["tpot_bounds"] == []  # nobody says how fast this CPU is
 
     taken = sum(chip["memory"][name] for name in ("parameter_bytes", "slot_bytes"))
-    code, (chip,) = plan_json(capsys, *plan, f"--device_memory_bytes={taken}")
+    code, (chip,) = plan_json(capsys, config_file, *plan[1:], f"--device_memory_bytes={taken}")
     assert (code, chip["ok"], chip["executables"]) == (1, False, [])
     assert chip["memory"]["missing_bytes"] == 2 * chip["memory"]["page_bytes"]
     assert chip["reason"].startswith("does not fit: each device lacks 0.00")
