@@ -46,11 +46,6 @@ class DecodeWork:
     stops: Int32[Array, " stages"]
     widths: tuple[int, ...] = field(metadata={"static": True})
 
-    @property
-    def num_rows(self) -> int:
-        """Decode rows of the step."""
-        return self.kv_lens.shape[0]
-
 
 def pages_per_block(page_size: int) -> int:
     """Pages that one loop step reads per row."""
@@ -103,9 +98,9 @@ def decode_attention(
     work: DecodeWork,
     *,
     scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Float[Array, " q_heads"] | None = None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Float[Array, " q_heads"] | None,
 ) -> Float[Array, "rows q_heads head_dim"]:
     """Attends one query token per row over that row's pages, as AttentionBackend says.
 

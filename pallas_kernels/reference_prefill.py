@@ -91,9 +91,9 @@ def prefill_attention(
     work: PrefillWork,
     *,
     scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Float[Array, " q_heads"] | None = None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Float[Array, " q_heads"] | None,
 ) -> Float[Array, "chunk q_heads head_dim"]:
     """Attends every chunk token over its request's tokens, as AttentionBackend says.
 
