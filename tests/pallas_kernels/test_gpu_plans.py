@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -193,7 +194,7 @@ def test_a_refusal_names_field_value_and_bound(
     shape = dataclasses.replace(SHAPE, kv=kv, **changes)
     refusal = GpuBackend(chip).refusal(shape)
     assert refusal is not None
-    assert pytest.raises(ValueError, match=message).matches(ValueError(refusal))
+    assert re.match(message, refusal), refusal
 
 
 @pytest.mark.parametrize("group", range(1, 17))
