@@ -247,7 +247,10 @@ def _missing_bytes(job: PlanJob, plan: CompiledPlan, num_pages: int) -> int:
 
 
 def _does_not_fit(missing_bytes: int) -> str:
-    return f"does not fit: each device lacks {missing_bytes / 2**30:.2f} GiB"
+    lacks = f"{-(-missing_bytes // 2**20)} MiB"
+    if missing_bytes >= 2**30:
+        lacks = f"{missing_bytes / 2**30:.2f} GiB"
+    return f"does not fit: each device lacks {lacks}"
 
 
 def _leaf_sizes(state: DeviceState) -> Iterator[int]:

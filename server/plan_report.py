@@ -63,12 +63,12 @@ def _details(chip: dict[str, Any]) -> Iterator[str]:
     yield f"{chip['chip']}: {chip['reason'] or 'every step that was compiled fits'}"
     if "executables" not in chip:
         return
-    if chip["is_extrapolated"]:
-        yield (
-            f"  extrapolated: of {chip['num_layers']} layers one and two were compiled; weights, "
-            "pages and bounds are exact"
-        )
     steps = chip["executables"]
+    if chip["is_extrapolated"] and steps:
+        yield (
+            f"  extrapolated: of {chip['num_layers']} layers one and two were compiled; weights "
+            "and bounds are exact"
+        )
     why = f", because {chip['attention_reason']}" if chip["attention_reason"] else ""
     yield f"  attention: {chip['attention']}{why}"
     yield f"  {len(steps)} of {chip['num_executables']} executables compiled; {_ONE_FLAVOUR}"

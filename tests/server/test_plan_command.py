@@ -204,7 +204,7 @@ def test_a_folder_without_weights_is_planned(
     code, (chip,) = plan_json(capsys, config_file, *plan[1:], f"--device_memory_bytes={taken}")
     assert (code, chip["ok"], chip["executables"]) == (1, False, [])
     assert chip["memory"]["missing_bytes"] == 2 * chip["memory"]["page_bytes"]
-    assert chip["reason"].startswith("does not fit: each device lacks 0.00")
+    assert chip["reason"] == "does not fit: each device lacks 1 MiB"  # rounded up
 
 
 @pytest.mark.usefixtures("cache", "types_unchecked")
