@@ -101,16 +101,16 @@ def serve(sizes: Sizes) -> Findings:
     built = _build(sizes, None)
     ready = compile_events()
     prompts = _prompts(sizes, seed=0)
-    found = _answers(built.engine, prompts, sizes.max_tokens, top_logprobs=2)
+    found = greedy_answers(built.engine, prompts, sizes.max_tokens, has_gaps=True)
     load = built.engine.load()
     others = _prompts(sizes, seed=1)
     began_s = time.perf_counter()
-    fast = _answers(built.engine, others, sizes.max_tokens)
+    fast = greedy_answers(built.engine, others, sizes.max_tokens)
     seconds = time.perf_counter() - began_s
     num_compilations = compile_events() - ready
 
     reference = _build(sizes, ReferenceBackend())
-    wanted = _answers(reference.engine, prompts, sizes.max_tokens, top_logprobs=2)
+    wanted = greedy_answers(reference.engine, prompts, sizes.max_tokens, has_gaps=True)
     num_equal, faults = compare(found, wanted, sizes.max_tokens)
     total = sizes.prompts * sizes.max_tokens
     if num_equal < LEAST_COMPARED * total:
@@ -187,16 +187,20 @@ def _prompts(sizes: Sizes, seed: int) -> list[list[int]]:
     return prompts
 
 
-def _answers(
-    engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, top_logprobs: int = 0
+def greedy_answers(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    *,
+    has_gaps: bool = False,
 ) -> list[Answer]:
     """Sends all prompts at once and waits for every answer; raises what broke the engine."""
     sampling = SamplingParams(
         temperature=0.0,
         max_tokens=max_tokens,
         ignore_eos=True,
-        logprobs=top_logprobs > 0,
-        top_logprobs=top_logprobs,
+        logprobs=has_gaps,
+        top_logprobs=2 if has_gaps else 0,
     )
     for number, prompt in enumerate(prompts):
         request = Request(
