@@ -26,6 +26,7 @@ import numpy as np
 from ..configs.engine_config import EngineConfig
 from ..models.base_tokenizer import Tokenizer
 from .admission import EngineLimits
+from .source_digest import source_digest
 from .typed_hash import typed_hash
 
 FOLDERS = ("configs", "engine", "models", "pallas_kernels", "server")
@@ -75,7 +76,7 @@ def fingerprint(
     sizes += [f"num_pages={limits.num_pages}", f"max_model_len={limits.max_model_len}"]
     return typed_hash(
         (b"version", importlib.metadata.version("octavo").encode()),
-        (b"source", source_digest(Path(__file__).parents[1])),
+        (b"source", source_digest(FOLDERS)),
         (b"libraries", "\n".join(map(importlib.metadata.version, LIBRARIES)).encode()),
         (b"device", device_description(device).encode()),
         (b"sizes", "\n".join(sizes).encode()),
@@ -84,22 +85,6 @@ def fingerprint(
         (b"parameters", parameters_digest(parameters)),
         *((b"program", digest) for digest in sorted(map(program_digest, programs))),
     ).hex()
-
-
-def source_digest(package: Path) -> bytes:
-    """Of the package's own files that tokens depend on, by name and content."""
-    files = [
-        path
-        for folder in FOLDERS
-        for path in sorted((package / folder).iterdir())
-        if path.suffix in (".py", ".toml")
-    ]
-    digest = hashlib.sha256()
-    for path in files:
-        content = path.read_bytes()
-        digest.update(f"{path.parent.name}/{path.name} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.digest()
 
 
 def parameters_digest(parameters: Sequence[jax.Array]) -> bytes:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .plan_records import CompiledPlan, PlanJob, plan_from_json, plan_to_json
+from .source_digest import source_digest
 
 _PACKAGES = (
     "flax",
@@ -41,15 +42,8 @@ def job_key(job: PlanJob) -> str:
         parts.append(f"{package} {version}")
     parts += sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_SETTINGS))
     digest = hashlib.sha256("\n".join(parts).encode())
-    for path in source_files():
-        digest.update(f"\n{path.parent.name}/{path.name}\n".encode() + path.read_bytes())
+    digest.update(source_digest(_FOLDERS))
     return digest.hexdigest()
-
-
-def source_files() -> list[Path]:
-    """Everything that a compiled step is made from."""
-    root = Path(__file__).parents[1]
-    return [path for folder in _FOLDERS for path in sorted((root / folder).glob("*.py"))]
 
 
 def read_answer(folder: Path, key: str) -> CompiledPlan | None:

@@ -25,9 +25,9 @@ from octavo.engine.fingerprint import (
     fingerprint,
     parameters_digest,
     program_digest,
-    source_digest,
     tokenizer_digest,
 )
+from octavo.engine.source_digest import source_digest
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
 from tests.models.tiny_checkpoints import (
     random_tensors,
@@ -208,9 +208,9 @@ def test_the_sources_count_by_name_and_content(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.py").write_text("x = 1\n")
         (tmp_path / folder / "notes.md").write_text("nothing")
-    seen = [source_digest(tmp_path)]
+    seen = [source_digest(module.FOLDERS, tmp_path)]
     (tmp_path / "engine" / "notes.md").write_text("something")
-    assert source_digest(tmp_path) == seen[0]
+    assert source_digest(module.FOLDERS, tmp_path) == seen[0]
     changes: list[Callable[[], Any]] = [
         *(partial((tmp_path / folder / "a.py").write_text, "x = 3\n") for folder in FOLDERS),
         lambda: (tmp_path / "models" / "a.py").write_text("x = 2\n"),
@@ -219,7 +219,7 @@ def test_the_sources_count_by_name_and_content(tmp_path: Path) -> None:
     ]
     for change in changes:
         change()
-        seen.append(source_digest(tmp_path))
+        seen.append(source_digest(module.FOLDERS, tmp_path))
     assert len(set(seen)) == len(seen)
 
 
