@@ -19,7 +19,7 @@ from octavo.engine.plan_ptxas import Kernel
 from octavo.engine.plan_records import CompiledPlan, PlanJob, PlannedStep
 from octavo.server import plan_command
 from octavo.server.main import main
-from tests.models.tiny_checkpoints import tiny_config
+from tests.models.tiny_checkpoints import huggingface_config, tiny_config
 
 GIB = 2**30
 STEP = PlannedStep(
@@ -176,19 +176,7 @@ def test_a_folder_without_weights_is_planned(
     config = tiny_config()
     folder = tmp_path / "tiny"
     folder.mkdir()
-    values = {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_q_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position,
-        "tie_word_embeddings": True,
-    }
-    (folder / "config.json").write_text(json.dumps(values))
+    (folder / "config.json").write_text(json.dumps(huggingface_config(config)))
     sizes = ("--deterministic", "--max_num_seqs=2", "--prefill_chunk_tokens=16")
     plan = (f"--model={folder}", "--chips=cpu-1", *sizes)
     config_file = f"--model={folder / 'config.json'}"
