@@ -12,7 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from octavo.engine import plan_hlo
 from octavo.pallas_kernels.backend import KV_HEAD_AXIS, AttentionBackend
 
-from .attention_cases import NUM_SEGMENTS, Shape, one_step
+from .attention_cases import NUM_SEGMENTS, Shape
+from .attention_steps import one_step
 
 HEADS = "heads"
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .attention_cases import Case, Shape, Subject, bits, compiled_step, make_case, pages_after, run
+from .attention_cases import Case, Shape, bits, make_case, pages_after
+from .attention_steps import Subject, compiled_step, run
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}
 

@@ -18,8 +18,9 @@ from octavo.pallas_kernels.gpu_backend import GpuBackend
 from octavo.pallas_kernels.reference_backend import ReferenceBackend
 
 from . import attention_checks, gpu_pages
-from .attention_cases import REFERENCE, Case, Shape, Subject, bits, pages_after, run
+from .attention_cases import Case, Shape, bits, pages_after
 from .attention_checks import TOLERANCE, cases, compiled
+from .attention_steps import REFERENCE, Subject, run
 from .attention_table import table
 
 DRY_RUN = (

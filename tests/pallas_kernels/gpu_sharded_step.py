@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 from octavo.pallas_kernels.gpu_backend import GpuBackend
 
 from .abstract_step import HEADS, abstract_step
-from .attention_cases import Options, Shape, bits, make_case, step_arguments
+from .attention_cases import Options, Shape, bits, make_case
+from .attention_steps import step_arguments
 from .gpu_subject import GPU, H100
 
 

@@ -15,7 +15,7 @@ from octavo.pallas_kernels.gpu_backend import GpuBackend
 from octavo.pallas_kernels.gpu_budget import Chip
 
 from . import gpu_pages
-from .attention_cases import Subject
+from .attention_steps import Subject
 
 reset_interpreter = gpu_callbacks.reset_gpu_interpret_mode_state  # after a kernel that failed
 

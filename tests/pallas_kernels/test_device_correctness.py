@@ -12,8 +12,9 @@ from octavo.pallas_kernels.gpu_backend import GpuBackend
 from octavo.pallas_kernels.gpu_budget import Chip
 from octavo.pallas_kernels.reference_backend import ReferenceBackend
 
-from .attention_cases import REFERENCE, Case, compiled_step, pages_after, run
+from .attention_cases import Case, pages_after
 from .attention_checks import cases
+from .attention_steps import REFERENCE, compiled_step, run
 from .device_correctness import (
     DRY_RUN,
     case_faults,

@@ -13,7 +13,7 @@ from octavo.pallas_kernels import gpu_copies, gpu_softmax
 from octavo.pallas_kernels.gpu_backend import GpuBackend
 from octavo.pallas_kernels.gpu_budget import Chip
 
-from .attention_cases import EVERYTHING, Case, Options, Shape, Subject, make_case
+from .attention_cases import EVERYTHING, Case, Options, Shape, make_case
 from .attention_checks import (
     cases,
     check_equals_the_oracle,
@@ -22,6 +22,7 @@ from .attention_checks import (
     check_rows_are_alone,
     check_segments_are_alone,
 )
+from .attention_steps import Subject
 from .attention_table import table
 from .gpu_subject import GPU, reset_interpreter
 

@@ -5,7 +5,7 @@ import pytest
 
 from octavo.pallas_kernels.backend import AttentionShape, KVShape
 
-from .attention_cases import EVERYTHING, REFERENCE, Options, Shape, make_case, run
+from .attention_cases import EVERYTHING, Options, Shape, make_case
 from .attention_checks import (
     TOLERANCE,
     cases,
@@ -16,6 +16,7 @@ from .attention_checks import (
     check_segments_are_alone,
     compiled,
 )
+from .attention_steps import REFERENCE, run
 from .attention_table import PARAMETERS, combinations, pairs, table
 
 # Each is compiled once, so the list is short; together: rows 1 to 32, groups 1 to 9, 1, 3 and 8 kv

@@ -12,7 +12,7 @@ import pytest
 
 from octavo.pallas_kernels import tpu_budget, tpu_work
 
-from .attention_cases import EVERYTHING, Options, Shape, compiled_step, make_case, run
+from .attention_cases import EVERYTHING, Options, Shape, make_case
 from .attention_checks import (
     cases,
     check_equals_the_oracle,
@@ -21,6 +21,7 @@ from .attention_checks import (
     check_rows_are_alone,
     check_segments_are_alone,
 )
+from .attention_steps import compiled_step, run
 from .attention_table import table
 from .tpu_subject import TPU, ends, tpu_subject  # noqa: F401 (a fixture)
 

@@ -15,7 +15,7 @@ import pytest
 from octavo.pallas_kernels.tpu_backend import TpuBackend
 from octavo.pallas_kernels.tpu_cache import NARROW, TpuPages, pack_tokens
 
-from .attention_cases import Subject
+from .attention_steps import Subject
 
 HANG_S = 900  # a wait for what never comes does not return, not even to a signal handler
 
