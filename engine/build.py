@@ -132,8 +132,8 @@ def build_engine(
             limit_bytes,
             parameter_bytes=parameter_bytes,
             slot_bytes=bytes_per_device((probe.slots, probe.tables)),
-            temporary_bytes=needs.temp_size_in_bytes,
-            program_bytes=len(layouts) * needs.generated_code_size_in_bytes,
+            temporary_bytes=kv_budget.grown(needs.temp_size_in_bytes),
+            program_bytes=len(layouts) * kv_budget.grown(needs.generated_code_size_in_bytes),
         )
 
     num_host_pages = kv_budget.host_pages(config, maker.bytes_per_page)

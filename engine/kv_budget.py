@@ -74,6 +74,15 @@ def pool_bytes(
     return limit_bytes - parameter_bytes - slot_bytes - temporary_bytes - program_bytes
 
 
+def grown(measured_bytes: int) -> int:
+    """What a step's temporaries or its program may take, from a measurement with the least pool.
+
+    Compilers unroll and address a pool of thousands of pages in another way: on TPUs programs were
+    up to 2 % larger. Times thirteen of them that is several pages, which would not fit any more.
+    """
+    return measured_bytes + measured_bytes // 16
+
+
 def host_pages(config: EngineConfig, bytes_per_page: int) -> int:
     """Pages that host memory keeps for those that had to leave the device; 0: it keeps none.
 

@@ -193,6 +193,11 @@ def _with_pages(job: PlanJob, plan: CompiledPlan, largest: PlannedStep) -> Compi
       largest: The step that takes most memory, compiled with the least pool.
     """
     config, model = job.config, job.model
+    largest = dataclasses.replace(
+        largest,
+        temporary_bytes=kv_budget.grown(largest.temporary_bytes),
+        program_bytes=kv_budget.grown(largest.program_bytes),
+    )
     measured = dataclasses.replace(plan, steps=(largest,))
     try:
         pages = kv_budget.num_pages(

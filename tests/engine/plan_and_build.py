@@ -16,6 +16,7 @@ from octavo.configs.chips import parse_chips
 from octavo.configs.engine_config import EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.compilation import use_persistent_cache
+from octavo.engine.kv_budget import grown
 from octavo.engine.plan_compile import compile_plan
 from octavo.engine.plan_figures import memory
 from octavo.engine.plan_records import CompiledPlan, PlanJob
@@ -56,7 +57,8 @@ def main(folder: str, pages: str, cache: str) -> None:
     # All but the pages, and so many pages: far from what the slots could use at most.
     plenty = plan(job)
     sizes = memory(job, plenty)
-    rest = sum(sizes[f"{name}_bytes"] for name in ("parameter", "slot", "temporary", "program"))
+    rest = sum(sizes[f"{name}_bytes"] for name in ("parameter", "slot"))
+    rest += sum(grown(sizes[f"{name}_bytes"]) for name in ("temporary", "program"))
     limit_bytes = rest + int(float(pages) * plenty.page_bytes)
     config = replace(config, device_memory_bytes=limit_bytes)
     planned = plan(replace(job, config=config))
