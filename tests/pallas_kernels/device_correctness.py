@@ -16,8 +16,9 @@ from octavo.pallas_kernels.backend import AttentionBackend
 from octavo.pallas_kernels.choice import choose
 from octavo.pallas_kernels.gpu_backend import GpuBackend
 from octavo.pallas_kernels.reference_backend import ReferenceBackend
+from octavo.pallas_kernels.tpu_backend import TpuBackend
 
-from . import attention_checks, gpu_pages
+from . import attention_checks, gpu_pages, tpu_pages
 from .attention_cases import Case, Shape, bits, pages_after
 from .attention_checks import TOLERANCE, cases, compiled
 from .attention_steps import REFERENCE, Subject, run
@@ -159,6 +160,8 @@ def subject_of(backend: AttentionBackend) -> Subject:
             return REFERENCE
         case GpuBackend():
             return Subject(backend, gpu_pages.pack, gpu_pages.unpack)
+        case TpuBackend():
+            return Subject(backend, tpu_pages.pack, tpu_pages.unpack)
         case _:
             raise ValueError(f"pages of the backend {backend.name!r} are not known here")
 

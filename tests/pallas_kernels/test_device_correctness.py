@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from octavo.pallas_kernels.backend import AttentionBackend
 from octavo.pallas_kernels.gpu_backend import GpuBackend
 from octavo.pallas_kernels.gpu_budget import Chip
 from octavo.pallas_kernels.reference_backend import ReferenceBackend
+from octavo.pallas_kernels.tpu_backend import TpuBackend
 
 from .attention_cases import Case, pages_after
 from .attention_checks import cases
@@ -101,9 +103,13 @@ class _Neighbourly(ReferenceBackend):
         return attended + attended.sum() * 1e-6
 
 
-def test_pages_of_the_gpu_backend_are_read_as_it_writes_them(case: Case) -> None:
-    """On a GPU this is what pages are judged by; the write is XLA's, and runs here too."""
-    backend = GpuBackend(Chip(compute_capability=90, num_sms=132))
+@pytest.mark.parametrize(
+    "backend",
+    [GpuBackend(Chip(compute_capability=90, num_sms=132)), TpuBackend("yes")],
+    ids=lambda backend: backend.name,
+)
+def test_pages_are_read_as_the_backend_writes_them(backend: AttentionBackend, case: Case) -> None:
+    """On a device this is what pages are judged by."""
     subject = subject_of(backend)
     layer = subject.pack(case.k_pages, case.v_pages)
     shape = case.shape

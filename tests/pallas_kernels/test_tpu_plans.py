@@ -35,7 +35,7 @@ from octavo.pallas_kernels.tpu_tiles import TileWalk
 from octavo.pallas_kernels.tpu_traffic import item_traffic
 from octavo.pallas_kernels.tpu_work import TpuWork, decode_work, prefill_work, stable_partition
 
-from .tpu_subject import unpack
+from .tpu_pages import unpack
 
 BACKEND = TpuBackend()
 LLAMA_8B = AttentionShape(
