@@ -19,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from ..configs.model_config import ModelConfig
-from ..pallas_kernels.backend import KVLayer
+from ..pallas_kernels.backend import KVLayer, Scoring
 from ..pallas_kernels.paged_attention import PagedBatch, attend
 from .dealing import MODEL_AXIS, Deal, deal_for
 from .layers import apply_rope, gated_silu, linear, rms_norm, rope_table
@@ -85,7 +85,7 @@ class DecoderLayer(nnx.Module):
                 qkv[:, :, group + 1],
                 kv_layer,
                 batch,
-                scale=config.head_dim**-0.5,
+                Scoring(scale=config.head_dim**-0.5),
             )
             mixed = linear(attended.reshape(tokens, -1), self.attention_output[...])
             x = x + _sum_over_devices(mixed, self.deal)

@@ -72,6 +72,22 @@ class AttentionShape:
     pages_per_seq: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """How queries and keys become scores. Static in compiled steps.
+
+    Attributes:
+      scale: Multiplies q k^T; usually head_dim ** -0.5.
+      window: A token sees so many of the last tokens, its own included. None: all.
+      softcap: Scores become softcap * tanh(scores / softcap), after the scale. None: as they are.
+        Source: Gemma 2, https://arxiv.org/abs/2408.00118, section 2.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
 @dataclass(frozen=True)
 class AttentionBackend(abc.ABC):
     """One way to attend over pages. Frozen and hashable: it is static in compiled steps."""
@@ -143,10 +159,7 @@ class AttentionBackend(abc.ABC):
         q: Float[Array, "rows q_heads head_dim"],
         kv_layer: KVLayer,
         work: Work,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        scoring: Scoring,
         sinks: Float[Array, " q_heads"] | None,
     ) -> Float[Array, "rows q_heads head_dim"]:
         """Attends one query token per row over that row's pages.
@@ -156,10 +169,7 @@ class AttentionBackend(abc.ABC):
             n // (q_heads / kv_heads).
           kv_layer: The pages, the rows' own tokens included.
           work: From decode_work.
-          scale: Multiplies q k^T.
-          window: A token sees so many of the last tokens, its own included. None: all.
-          softcap: Scores become softcap * tanh(scores / softcap), after the scale. None: as they
-            are.
+          scoring: How queries and keys become scores.
           sinks: A score per head that takes part in the softmax and has no value. None: none.
 
         Returns:
@@ -172,10 +182,7 @@ class AttentionBackend(abc.ABC):
         q: Float[Array, "chunk q_heads head_dim"],
         kv_layer: KVLayer,
         work: Work,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        scoring: Scoring,
         sinks: Float[Array, " q_heads"] | None,
     ) -> Float[Array, "chunk q_heads head_dim"]:
         """Attends every chunk token over its request's tokens up to and including itself.

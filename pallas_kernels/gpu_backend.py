@@ -7,10 +7,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, BFloat16, Float, Int32
 
 from . import gpu_budget, gpu_cache, gpu_decode, gpu_prefill, gpu_work
-from .backend import AttentionBackend, AttentionShape, KVShape
+from .backend import AttentionBackend, AttentionShape, KVShape, Scoring
 from .chunk_tokens import ChunkTokens, Segments
-from .gpu_budget import Chip
-from .gpu_softmax import Scoring
+from .gpu_budget import GpuChip
 from .gpu_work import DecodeWork, PrefillWork
 
 GpuPages = BFloat16[Array, "pages page_size kv_sides width"]
@@ -27,7 +26,7 @@ class GpuBackend(AttentionBackend):
         are an error. Interpreted, pages are copied as on Hopper.
     """
 
-    chip: Chip
+    chip: GpuChip
     interpret: Literal["no", "yes", "races"] = "no"
 
     @property
@@ -78,10 +77,7 @@ class GpuBackend(AttentionBackend):
         q: Float[Array, "rows q_heads head_dim"],
         kv_layer: GpuPages,
         work: DecodeWork,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        scoring: Scoring,
         sinks: Float[Array, " q_heads"] | None,
     ) -> Float[Array, "rows q_heads head_dim"]:
         """Attends one query token per row; bfloat16 or float32, whichever saves a pass."""
@@ -98,10 +94,10 @@ class GpuBackend(AttentionBackend):
             kv_layer,
             work,
             plan,
-            Scoring(scale, window, softcap),
+            scoring,
             sinks,
             has_tma=self.chip.has_tma,
-            interpret=self._interpreter(),
+            interpret=self._interpret,
         )
 
     def prefill_attention(
@@ -109,10 +105,7 @@ class GpuBackend(AttentionBackend):
         q: Float[Array, "chunk q_heads head_dim"],
         kv_layer: GpuPages,
         work: PrefillWork,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        scoring: Scoring,
         sinks: Float[Array, " q_heads"] | None,
     ) -> Float[Array, "chunk q_heads head_dim"]:
         """Attends every chunk token; bfloat16."""
@@ -121,14 +114,15 @@ class GpuBackend(AttentionBackend):
             kv_layer,
             work,
             gpu_budget.prefill_plan(self.chip, kv_layer.shape[3]),
-            Scoring(scale, window, softcap),
+            scoring,
             sinks,
             has_tma=self.chip.has_tma,
-            interpret=self._interpreter(),
+            interpret=self._interpret,
         )
 
-    def _interpreter(self) -> Any:
-        """What Pallas calls it; False: compile."""
+    @property
+    def _interpret(self) -> Any:
+        """As plgpu.kernel takes it."""
         if self.interpret == "no":
             return False
         return plgpu.InterpretGPUParams(
@@ -139,4 +133,4 @@ class GpuBackend(AttentionBackend):
 def gpu_backend(device: Any) -> GpuBackend:
     """The backend for a CUDA device, or for one that is only compiled for."""
     major, minor = device.compute_capability.split(".")
-    return GpuBackend(Chip(10 * int(major) + int(minor), device.core_count))
+    return GpuBackend(GpuChip(10 * int(major) + int(minor), device.core_count))

@@ -27,7 +27,7 @@ _REDUCTION_BYTES = 2048  # what Mosaic keeps to reduce across warps
 
 
 @dataclass(frozen=True)
-class Chip:
+class GpuChip:
     """What the budgets depend on.
 
     Attributes:
@@ -82,7 +82,9 @@ def kv_tile(width: int) -> int:
     return 64 if width <= 128 else 32
 
 
-def decode_plan(chip: Chip, *, rows: int, kv_heads: int, width: int, max_tokens: int) -> KernelPlan:
+def decode_plan(
+    chip: GpuChip, *, rows: int, kv_heads: int, width: int, max_tokens: int
+) -> KernelPlan:
     """Sizes of the decode kernel.
 
     Args:
@@ -106,7 +108,7 @@ def holds_queries(width: int) -> bool:
     return width <= 128
 
 
-def prefill_plan(chip: Chip, width: int) -> KernelPlan:
+def prefill_plan(chip: GpuChip, width: int) -> KernelPlan:
     """Sizes of the prefill kernel."""
     tile = kv_tile(width)
     # Weights of the tile, results of a tile that is not full, and queries that have no registers.
@@ -115,7 +117,7 @@ def prefill_plan(chip: Chip, width: int) -> KernelPlan:
     return _with_ring(chip, tile=tile, width=width, fixed=fixed, splits=1)
 
 
-def refusal(chip: Chip, shape: AttentionShape) -> str | None:
+def refusal(chip: GpuChip, shape: AttentionShape) -> str | None:
     """Why the kernels cannot run a shape on a chip: field, value and bound. None: they can."""
     kv = shape.kv
     if chip.compute_capability not in SHARED_KIB:
@@ -145,7 +147,7 @@ def refusal(chip: Chip, shape: AttentionShape) -> str | None:
     return None
 
 
-def _with_ring(chip: Chip, *, tile: int, width: int, fixed: int, splits: int) -> KernelPlan:
+def _with_ring(chip: GpuChip, *, tile: int, width: int, fixed: int, splits: int) -> KernelPlan:
     """As many slots as two blocks per multiprocessor leave room for, and at least two."""
     slot = tile * 2 * width * 2
     stages = max(2, min(MAX_STAGES, (chip.block_bytes(BLOCKS_PER_SM) - fixed) // slot))
@@ -156,5 +158,5 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _barrier_bytes(chip: Chip) -> int:
+def _barrier_bytes(chip: GpuChip) -> int:
     return _ALIGNMENT if chip.has_tma else 0

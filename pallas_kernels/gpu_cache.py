@@ -11,8 +11,6 @@ from jaxtyping import Array, Float, Int32
 from .backend import KVShape
 from .gpu_budget import padded_head_dim
 
-KV_HEAD_AXIS = 2  # keys and values of a head are neighbours on it, so any split by heads is one
-
 
 def allocate(shape: KVShape, num_pages: int) -> Float[Array, "pages page_size kv_sides width"]:
     """Zeroed pages of one layer."""

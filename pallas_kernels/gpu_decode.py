@@ -18,10 +18,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from . import gpu_copies, gpu_softmax
+from .backend import Scoring
 from .gpu_budget import MAX_GROUP, THREADS, KernelPlan
 from .gpu_cache import pad_heads
 from .gpu_copies import PageRing, Pages, Scalar
-from .gpu_softmax import LOG2_E, LOWEST, Scoring, along_rows, full, store
+from .gpu_softmax import LOG2_E, LOWEST, along_rows, full, store
 from .gpu_work import DecodeWork
 
 # Warps share the 16 rows of a product and divide its columns.
@@ -95,7 +96,7 @@ def decode_attention(
     ) -> None:
         row, split, head = (lax.axis_index(name) for name in ("row", "split", "head"))
         kv_len = kv_lens[row]
-        seen_from = scoring.first_seen(kv_len)
+        seen_from = gpu_softmax.first_seen(kv_len, scoring.window)
         first, last = split_range(kv_len, seen_from, split, splits=splits, tile=tile)
 
         def page_of(column: Scalar) -> Scalar:
@@ -113,7 +114,7 @@ def decode_attention(
             products = plgpu.mma(full(column.shape, 0.0, _ACC), query, keys)
             token = column + index * tile
             seen = (token >= seen_from) & (token < kv_len)
-            scores = gpu_softmax.mask_scores(scoring.base_2(products), seen)
+            scores = gpu_softmax.mask_scores(gpu_softmax.base_2(products, scoring), seen)
             high, fade, weights = gpu_softmax.weigh(scores, high)
             # A warp has some tokens of all heads here and some columns of all tokens below:
             # weights change hands.

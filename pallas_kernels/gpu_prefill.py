@@ -17,10 +17,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from . import gpu_copies, gpu_softmax
+from .backend import Scoring
 from .gpu_budget import QUERIES, THREADS, KernelPlan, holds_queries
 from .gpu_cache import pad_heads
 from .gpu_copies import PageRing, Pages, Scalar
-from .gpu_softmax import LOG2_E, LOWEST, Scoring, along_rows, full, store
+from .gpu_softmax import LOG2_E, LOWEST, along_rows, full, store
 from .gpu_work import TILE_FIELDS, TILE_TOKENS, PrefillWork
 
 # Warps divide the rows of a product, and each of them holds all of its right side. Pieces of that
@@ -93,7 +94,7 @@ def prefill_attention(
             first_position = field("first_position") + skipped
             # Padding sees nothing and so gives zeros.
             kv_len = jnp.where(field("is_padding") > 0, 0, first_position + tokens)
-            seen_from = scoring.first_seen(first_position + 1)
+            seen_from = gpu_softmax.first_seen(first_position + 1, scoring.window)
             first_query = first_token * group
 
             def page_of(column: Scalar) -> Scalar:
@@ -131,7 +132,7 @@ def prefill_attention(
                 seen = token <= position
                 if scoring.window is not None:
                     seen = seen & (token > position - scoring.window)
-                scores = gpu_softmax.mask_scores(scoring.base_2(products), seen)
+                scores = gpu_softmax.mask_scores(gpu_softmax.base_2(products, scoring), seen)
                 high, fade, weights = gpu_softmax.weigh(scores, high)
                 mixed = tuple(piece * along_rows(fade, piece) for piece in mixed)
                 # An accumulator's layout is not a left side's: weights go through shared memory.

@@ -1,7 +1,6 @@
 """The arithmetic that the GPU kernels share: scores in base 2, and what keeps NaN out of sums."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -10,32 +9,29 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int32
 
+from .backend import Scoring
+
 LOG2_E = math.log2(math.e)
 LOWEST = -1e30  # starts the running maximum: finite, so that an empty row never computes inf - inf
 
 Layout = Any  # a plgpu.Layout with its arguments, whose class has no public name
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """How products become scores; see AttentionBackend.decode_attention."""
+def first_seen(kv_len: Int32[Array, ""], window: int | None) -> Int32[Array, ""]:
+    """First of kv_len tokens that the last one sees."""
+    return jnp.maximum(kv_len - window, 0) if window is not None else jnp.int32(0)
 
-    scale: float
-    window: int | None
-    softcap: float | None
 
-    def first_seen(self, kv_len: Int32[Array, ""]) -> Int32[Array, ""]:
-        """First of kv_len tokens that the last one sees."""
-        return jnp.maximum(kv_len - self.window, 0) if self.window is not None else jnp.int32(0)
-
-    def base_2(self, products: Float[Array, "queries tokens"]) -> Float[Array, "queries tokens"]:
-        """Scores times log2(e), so that exp2 of them weighs."""
-        if self.softcap is None:
-            return products * (self.scale * LOG2_E)
-        # tanh(x) = 1 - 2 / (exp(2x) + 1). The hardware's own tanh is right to 11 bits only, which
-        # at a cap of 50 is 2 % of a weight.
-        powers = jnp.exp2(products * (2 * LOG2_E * self.scale / self.softcap))
-        return (1 - 2 / (powers + 1)) * (self.softcap * LOG2_E)
+def base_2(
+    products: Float[Array, "queries tokens"], scoring: Scoring
+) -> Float[Array, "queries tokens"]:
+    """Scores times log2(e), so that exp2 of them weighs."""
+    if scoring.softcap is None:
+        return products * (scoring.scale * LOG2_E)
+    # tanh(x) = 1 - 2 / (exp(2x) + 1). The hardware's own tanh is right to 11 bits only, which
+    # at a cap of 50 is 2 % of a weight.
+    powers = jnp.exp2(products * (2 * LOG2_E * scoring.scale / scoring.softcap))
+    return (1 - 2 / (powers + 1)) * (scoring.softcap * LOG2_E)
 
 
 def mask_scores(

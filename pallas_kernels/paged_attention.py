@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from .backend import AttentionBackend, KVLayer, Work
+from .backend import AttentionBackend, KVLayer, Scoring, Work
 from .chunk_tokens import Segments, chunk_tokens
 
 
@@ -84,10 +84,8 @@ def attend(
     v: Float[Array, "tokens kv_heads head_dim"],
     kv_layer: KVLayer,
     batch: PagedBatch,
+    scoring: Scoring,
     *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
     sinks: Float[Array, " q_heads"] | None = None,
     k_scale: Float[Array, ""] | float | None = None,
     v_scale: Float[Array, ""] | float | None = None,
@@ -102,9 +100,7 @@ def attend(
       v: Values.
       kv_layer: One layer's pages in the backend's layout.
       batch: What the tokens write and see.
-      scale: Multiplies q k^T; usually head_dim ** -0.5.
-      window: A token sees so many of the last tokens, its own included. None: all.
-      softcap: Scores become softcap * tanh(scores / softcap). None: as they are.
+      scoring: How queries and keys become scores.
       sinks: A score per head that takes part in the softmax and has no value. None: none.
       k_scale: Keys are kept divided by this, so that they fit the pages' dtype. None: as they are.
       v_scale: Values, likewise.
@@ -118,11 +114,10 @@ def attend(
         k, q = k / k_scale, q * k_scale
     if v_scale is not None:
         v = v / v_scale
-    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     kv_layer = backend.write_kv(kv_layer, k, v, batch.slot_mapping)
-    attended = backend.decode_attention(q[:rows], kv_layer, batch.decode, **options)
+    attended = backend.decode_attention(q[:rows], kv_layer, batch.decode, scoring, sinks)
     if batch.prefill is not None:
-        prefilled = backend.prefill_attention(q[rows:], kv_layer, batch.prefill, **options)
+        prefilled = backend.prefill_attention(q[rows:], kv_layer, batch.prefill, scoring, sinks)
         attended = jnp.concatenate([attended, prefilled])
     attended = attended.astype(jnp.float32)
     return attended if v_scale is None else attended * v_scale, kv_layer

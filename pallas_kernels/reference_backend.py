@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Array, Float, Int32
 
 from . import reference_cache, reference_decode, reference_prefill
-from .backend import AttentionBackend, AttentionShape, KVShape
+from .backend import AttentionBackend, AttentionShape, KVShape, Scoring
 from .chunk_tokens import ChunkTokens, Segments
 from .reference_cache import ReferencePages
 from .reference_decode import DecodeWork
@@ -64,29 +64,19 @@ class ReferenceBackend(AttentionBackend):
         q: Float[Array, "rows q_heads head_dim"],
         kv_layer: ReferencePages,
         work: DecodeWork,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        scoring: Scoring,
         sinks: Float[Array, " q_heads"] | None,
     ) -> Float[Array, "rows q_heads head_dim"]:
         """Attends one query token per row; float32."""
-        return reference_decode.decode_attention(
-            q, kv_layer, work, scale=scale, window=window, softcap=softcap, sinks=sinks
-        )
+        return reference_decode.decode_attention(q, kv_layer, work, scoring, sinks)
 
     def prefill_attention(
         self,
         q: Float[Array, "chunk q_heads head_dim"],
         kv_layer: ReferencePages,
         work: PrefillWork,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        scoring: Scoring,
         sinks: Float[Array, " q_heads"] | None,
     ) -> Float[Array, "chunk q_heads head_dim"]:
         """Attends every chunk token; float32."""
-        return reference_prefill.prefill_attention(
-            q, kv_layer, work, scale=scale, window=window, softcap=softcap, sinks=sinks
-        )
+        return reference_prefill.prefill_attention(q, kv_layer, work, scoring, sinks)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
+from .backend import Scoring
 from .reference_cache import ReferencePages
 
 BLOCK_TOKENS = 128  # KV tokens a loop step reads per row; fewer costs loop overhead, more padding
@@ -96,10 +97,7 @@ def decode_attention(
     q: Float[Array, "rows q_heads head_dim"],
     kv_layer: ReferencePages,
     work: DecodeWork,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    scoring: Scoring,
     sinks: Float[Array, " q_heads"] | None,
 ) -> Float[Array, "rows q_heads head_dim"]:
     """Attends one query token per row over that row's pages, as AttentionBackend says.
@@ -116,7 +114,7 @@ def decode_attention(
     # Query heads against all kv heads at once, zero outside their own head's columns: one product
     # instead of kv_heads small ones, and no transpose of the pages.
     own = _own_columns(q_heads, kv_heads)
-    spread = jnp.where(own[None, :, :, None], q[work.order][:, :, None] * scale, 0)
+    spread = jnp.where(own[None, :, :, None], q[work.order][:, :, None] * scoring.scale, 0)
     spread = spread.astype(dtype).reshape(rows, q_heads, width)
 
     def read_block(
@@ -128,11 +126,11 @@ def decode_attention(
         v = kv_layer.v.at[pages].get(mode="promise_in_bounds").reshape(live, tokens, width)
         position = index * tokens + jnp.arange(tokens)
         seen = position < work.kv_lens[:live, None]
-        if window is not None:
-            seen &= position >= work.kv_lens[:live, None] - window
+        if scoring.window is not None:
+            seen &= position >= work.kv_lens[:live, None] - scoring.window
         scores = _batched(spread[:live], k, contract=(2, 2))
         # Behind a barrier the softmax stays out of the product, which is faster on the CPU.
-        scores = capped(lax.optimization_barrier(scores), softcap)
+        scores = capped(lax.optimization_barrier(scores), scoring.softcap)
         scores = jnp.where(seen[:, None], scores, -jnp.inf)
         new_high = jnp.maximum(high, scores.max(-1))
         weights = jnp.exp(scores - new_high[..., None])
@@ -183,7 +181,7 @@ def initial_softmax(
 
 
 def capped(scores: Float[Array, "*shape"], softcap: float | None) -> Float[Array, "*shape"]:
-    """Scores under a soft cap. Source: Gemma 2, https://arxiv.org/abs/2408.00118, section 2."""
+    """Scores under a soft cap."""
     return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
 
 

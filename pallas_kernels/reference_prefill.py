@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
+from .backend import Scoring
 from .chunk_tokens import ChunkTokens, Segments
 from .reference_cache import ReferencePages
 from .reference_decode import capped, initial_softmax, pages_per_block, whole_blocks
@@ -89,10 +90,7 @@ def prefill_attention(
     q: Float[Array, "chunk q_heads head_dim"],
     kv_layer: ReferencePages,
     work: PrefillWork,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    scoring: Scoring,
     sinks: Float[Array, " q_heads"] | None,
 ) -> Float[Array, "chunk q_heads head_dim"]:
     """Attends every chunk token over its request's tokens, as AttentionBackend says.
@@ -108,7 +106,7 @@ def prefill_attention(
     precision = lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
     # [kv_heads, chunk, group, head_dim]: a tile of one kv head's queries is one matrix.
-    q = (q * scale).astype(dtype).reshape(chunk, kv_heads, group, head_dim).swapaxes(0, 1)
+    q = (q * scoring.scale).astype(dtype).reshape(chunk, kv_heads, group, head_dim).swapaxes(0, 1)
 
     def run_item(index: Int32[Array, ""], carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         first = work.item_tile[index] * tile
@@ -120,8 +118,8 @@ def prefill_attention(
         position = lax.dynamic_slice(work.tokens.position_of, (first,), (tile,))
         belongs = lax.dynamic_slice(work.tokens.segment_of, (first,), (tile,)) == segment
         seen = belongs[:, None] & (kv_position <= position[:, None])
-        if window is not None:
-            seen &= kv_position > position[:, None] - window
+        if scoring.window is not None:
+            seen &= kv_position > position[:, None] - scoring.window
         # No query of the tile sees past its last token of the segment; 0 * NaN would be NaN.
         v = jnp.where(seen.any(0)[:, None, None], v, 0)
 
@@ -133,7 +131,7 @@ def prefill_attention(
             precision=precision,
             preferred_element_type=jnp.float32,
         ).reshape(kv_heads, tile, group, tokens)
-        scores = capped(lax.optimization_barrier(scores), softcap)
+        scores = capped(lax.optimization_barrier(scores), scoring.softcap)
         scores = jnp.where(seen[None, :, None], scores, -jnp.inf)
         high, total, mixed = (lax.dynamic_slice_in_dim(part, first, tile, 1) for part in carry)
         new_high = jnp.maximum(high, scores.max(-1))

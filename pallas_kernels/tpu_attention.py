@@ -20,10 +20,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float
 
+from .backend import Scoring
 from .tpu_budget import VMEM_LIMIT_BYTES, buffer_words, choose_blocking, padded_group
 from .tpu_cache import LANES, NARROW, HeadLayout, TpuPages, in_place, wait_for
 from .tpu_leaves import group_of_row, load_halves, load_queries, store_outputs
-from .tpu_scoring import LOWEST, Scoring, alive, visible
+from .tpu_scoring import LOWEST, alive, bounded, unit, visible, weight
 from .tpu_stream import Cursor, PageStream
 from .tpu_tiles import Tile, TileWalk
 from .tpu_work import TpuWork
@@ -45,7 +46,7 @@ def attend(
       q: Queries.
       kv_layer: The pages.
       work: The items; together they hold each token once.
-      scoring: How scores are made.
+      scoring: How queries and keys become scores.
       sinks: A score per head that has no value, or None.
       item_tokens: Most tokens of one item; 1: decode.
       interpret: As pallas_call takes it.
@@ -250,7 +251,7 @@ class _Kernel:
             sink = jnp.full(shape, self.sinks[head * group], jnp.float32)
             for i in range(1, group):
                 sink = jnp.where(of_row == i, self.sinks[head * group + i], sink)
-            self.high[head] = sink / self.scoring.unit
+            self.high[head] = sink / unit(self.scoring)
 
     def _is_whole(self, tile: Tile, block: jax.Array) -> jax.Array:
         """Whether every token of the tile sees the whole block."""
@@ -307,16 +308,16 @@ class _Kernel:
         scores = lax.dot_general(
             queries, keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
-        scores = self.scoring.bounded(scores)
+        scores = bounded(scores, self.scoring)
         if is_seen is not None:
             scores = jnp.where(is_seen, scores, LOWEST)
         high = self.high[head]
         new_high = jnp.maximum(high, jnp.max(scores, axis=1, keepdims=True))
-        weights = self.scoring.weight(scores - _widen(new_high, scores.shape[1]))
+        weights = weight(scores - _widen(new_high, scores.shape[1]), self.scoring)
         if is_seen is not None and self.scoring.window is not None:
             # A row may see nothing of the block, nor of any before: all its scores are the maximum.
             weights = jnp.where(is_seen, weights, 0.0)
-        fade = self.scoring.weight(high - new_high)
+        fade = weight(high - new_high, self.scoring)
         self.high[head] = new_high
         self.total[head] = fade * self.total[head] + jnp.sum(weights, axis=1, keepdims=True)
         return weights.astype(jnp.bfloat16), fade

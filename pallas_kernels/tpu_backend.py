@@ -7,10 +7,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float, Int32
 
 from . import tpu_attention, tpu_budget, tpu_cache, tpu_work
-from .backend import AttentionBackend, AttentionShape, KVShape
+from .backend import AttentionBackend, AttentionShape, KVShape, Scoring
 from .chunk_tokens import ChunkTokens, Segments
 from .tpu_cache import TpuPages
-from .tpu_scoring import Scoring
 from .tpu_work import TpuWork
 
 
@@ -72,10 +71,7 @@ class TpuBackend(AttentionBackend):
         q: Float[Array, "rows q_heads head_dim"],
         kv_layer: TpuPages,
         work: TpuWork,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        scoring: Scoring,
         sinks: Float[Array, " q_heads"] | None,
     ) -> BFloat16[Array, "rows q_heads head_dim"]:
         """Attends one query token per row; bfloat16."""
@@ -83,7 +79,7 @@ class TpuBackend(AttentionBackend):
             q,
             kv_layer,
             work,
-            Scoring(scale=scale, window=window, softcap=softcap),
+            scoring,
             sinks,
             item_tokens=1,
             interpret=self._interpret,
@@ -94,10 +90,7 @@ class TpuBackend(AttentionBackend):
         q: Float[Array, "chunk q_heads head_dim"],
         kv_layer: TpuPages,
         work: TpuWork,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        scoring: Scoring,
         sinks: Float[Array, " q_heads"] | None,
     ) -> BFloat16[Array, "chunk q_heads head_dim"]:
         """Attends every chunk token; bfloat16."""
@@ -105,7 +98,7 @@ class TpuBackend(AttentionBackend):
             q,
             kv_layer,
             work,
-            Scoring(scale=scale, window=window, softcap=softcap),
+            scoring,
             sinks,
             item_tokens=max(q.shape[0], 2),
             interpret=self._interpret,

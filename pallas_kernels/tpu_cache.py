@@ -74,11 +74,6 @@ class TpuPages:
     kv_heads: int = field(metadata={"static": True})
 
     @property
-    def num_pages(self) -> int:
-        """Pages of the pool."""
-        return self.pages.shape[0]
-
-    @property
     def page_size(self) -> int:
         """Tokens per page."""
         return self.pages.shape[1]

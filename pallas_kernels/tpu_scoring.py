@@ -1,45 +1,32 @@
 """What becomes of q k^T: scale, soft cap and masks of one block of keys. No refs: arrays alone."""
 
 import math
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .backend import Scoring
 from .tpu_leaves import token_of_row
 
 LOWEST = -1e30  # a score that is not seen: finite, so that nothing ever computes inf - inf
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """What becomes of q k^T. All static.
+def unit(scoring: Scoring) -> float:
+    """What a difference of 1 between two bounded scores stands for."""
+    return scoring.scale if scoring.softcap is None else scoring.softcap
 
-    Attributes:
-      scale: Multiplies it; positive.
-      window: Tokens that a query sees, its own included; None: all.
-      softcap: Bounds scores smoothly; positive. None: not at all.
-    """
 
-    scale: float
-    window: int | None
-    softcap: float | None
+def bounded(products: jax.Array, scoring: Scoring) -> jax.Array:
+    """Scores over the unit, which is multiplied in with what exp needs anyway."""
+    if scoring.softcap is None:
+        return products
+    return jnp.tanh(products * (scoring.scale / scoring.softcap))
 
-    @property
-    def unit(self) -> float:
-        """What a difference of 1 between two bounded scores stands for."""
-        return self.scale if self.softcap is None else self.softcap
 
-    def bounded(self, products: jax.Array) -> jax.Array:
-        """Scores over the unit, which is multiplied in with what exp needs anyway."""
-        if self.softcap is None:
-            return products
-        return jnp.tanh(products * (self.scale / self.softcap))
-
-    def weight(self, difference: jax.Array) -> jax.Array:
-        """The softmax weight of a score that is so much above another."""
-        return jnp.exp2(difference * (self.unit * math.log2(math.e)))
+def weight(difference: jax.Array, scoring: Scoring) -> jax.Array:
+    """The softmax weight of a bounded score that is so much above another."""
+    return jnp.exp2(difference * (unit(scoring) * math.log2(math.e)))
 
 
 def visible(

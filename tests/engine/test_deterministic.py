@@ -31,6 +31,7 @@ from octavo.engine.self_check import check_determinism
 from octavo.engine.step_shapes import StepKey
 from octavo.models import decoder
 from octavo.pallas_kernels import reference_decode, reference_prefill
+from octavo.pallas_kernels.backend import Scoring
 
 from .conftest import Model
 from .fakes import add_request, request
@@ -226,39 +227,49 @@ def test_sums_that_depend_on_the_shape_show_without_the_flag_and_not_with_it(
 
 
 def _decode_beside(
-    attend: Any, q: Any, kv_layer: Any, work: Any, *, scale: float, **options: Any
+    attend: Any, q: Any, kv_layer: Any, work: Any, scoring: Scoring, sinks: Any
 ) -> jax.Array:
     """Rounds otherwise while several rows are live."""
     is_other = (work.kv_lens > 0).sum() > 1
-    return _round_otherwise(is_other, partial(attend, **options), q, kv_layer, work, scale)
+    return _round_otherwise(is_other, attend, q, kv_layer, work, scoring, sinks)
 
 
 def _decode_in_row(
-    attend: Any, q: Any, kv_layer: Any, work: Any, *, scale: float, **options: Any
+    attend: Any, q: Any, kv_layer: Any, work: Any, scoring: Scoring, sinks: Any
 ) -> jax.Array:
     """Rounds otherwise in odd rows."""
-    plain = attend(q, kv_layer, work, scale=scale, **options)
-    other = attend(q * 3, kv_layer, work, scale=scale / 3, **options)
+    plain = attend(q, kv_layer, work, scoring, sinks)
+    other = attend(q * 3, kv_layer, work, _by_three(scoring), sinks)
     return jnp.where((jnp.arange(q.shape[0]) % 2 == 1)[:, None, None], other, plain)
 
 
 def _prefill_beside(
-    attend: Any, q: Any, kv_layer: Any, work: Any, *, scale: float, **options: Any
+    attend: Any, q: Any, kv_layer: Any, work: Any, scoring: Scoring, sinks: Any
 ) -> jax.Array:
     """Rounds otherwise while several prompts share the chunk."""
     num_segments = work.page_table.shape[0]
     is_other = jnp.where(work.tokens.segment_of < num_segments, work.tokens.segment_of, 0).max() > 0
-    return _round_otherwise(is_other, partial(attend, **options), q, kv_layer, work, scale)
+    return _round_otherwise(is_other, attend, q, kv_layer, work, scoring, sinks)
 
 
 def _round_otherwise(
-    condition: jax.Array, attend: Any, q: Any, kv_layer: Any, work: Any, scale: float
+    condition: jax.Array,
+    attend: Any,
+    q: Any,
+    kv_layer: Any,
+    work: Any,
+    scoring: Scoring,
+    sinks: Any,
 ) -> jax.Array:
     return lax.cond(
         condition,
-        lambda: attend(q * 3, kv_layer, work, scale=scale / 3),
-        lambda: attend(q, kv_layer, work, scale=scale),
+        lambda: attend(q * 3, kv_layer, work, _by_three(scoring), sinks),
+        lambda: attend(q, kv_layer, work, scoring, sinks),
     )
+
+
+def _by_three(scoring: Scoring) -> Scoring:
+    return replace(scoring, scale=scoring.scale / 3)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,10 @@ def test_writes_in_place_are_no_copies() -> None:
         "%c = f32[1001,64,128]{2,1,0} convert(%p)",
         "%s = (bf16[1001,64,128]{2,1,0:S(1)}, bf16[1001,64,128]{2,1,0}, u32[]) copy-start(%p)",
         "%z = bf16[64064,128]{1,0} broadcast(%zero), dimensions={}",
+        "%s = bf16[1001,64,128]{2,1,0} select(%mask, %p, %q)",
+        "%j = bf16[1001,64,128]{2,1,0} concatenate(%a, %b), dimensions={0}",
+        "%g = bf16[1001,64,128]{2,1,0} all-gather(%a), dimensions={1}",
+        "%a = ((bf16[8]{0}), bf16[1001,64,128]{2,1,0}, s32[]) async-start(%b), calls=%wrapped",
     ],
 )
 def test_a_copy_in_any_shape_is_found(line: str) -> None:

@@ -25,7 +25,11 @@ ROOT = Path(__file__).parents[2]
 MODELS = {
     "4 and 2": tiny_config(),
     "9 and 3, nothing divides": tiny_config(
-        num_q_heads=9, num_kv_heads=3, intermediate_size=97, tie_word_embeddings=False
+        num_q_heads=9,
+        num_kv_heads=3,
+        intermediate_size=97,
+        vocab_size=321,
+        tie_word_embeddings=False,
     ),
     "6 and 1": tiny_config(num_q_heads=6, num_kv_heads=1),
 }

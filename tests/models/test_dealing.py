@@ -44,7 +44,11 @@ def test_dealt_parameters_are_the_declared_ones_and_give_the_same_sums(
     """A layer in NumPy, all devices together, against the same with what the checkpoint brings."""
     queries, kv_heads, devices = heads
     config = tiny_config(
-        num_q_heads=queries, num_kv_heads=kv_heads, intermediate_size=97, vocab_size=321
+        num_q_heads=queries,
+        num_kv_heads=kv_heads,
+        intermediate_size=97,
+        vocab_size=321,
+        tie_word_embeddings=False,
     )
     stored = decoder_parameters(config, random_tensors(config))
     deal = deal_for(config, devices)
@@ -59,8 +63,9 @@ def test_dealt_parameters_are_the_declared_ones_and_give_the_same_sums(
     np.testing.assert_allclose(_attention(x, dealt, deal), _attention(x, stored, one), atol=1e-5)
     np.testing.assert_allclose(_mlp(x, dealt), _mlp(x, stored), atol=1e-5)
     rows = config.vocab_size
-    np.testing.assert_array_equal(dealt["embedding"][:rows], stored["embedding"])
-    assert not dealt["embedding"][rows:].any()
+    for table in ("embedding", "head"):
+        np.testing.assert_array_equal(dealt[table][:rows], stored[table])
+        assert not dealt[table][rows:].any()
 
 
 def _attention(x: np.ndarray, parameters: dict[str, np.ndarray], deal: Deal) -> np.ndarray:

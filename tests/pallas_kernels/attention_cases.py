@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from octavo.pallas_kernels.backend import AttentionShape, KVShape
+from octavo.pallas_kernels.backend import AttentionShape, KVShape, Scoring
 
 NUM_SEGMENTS = 8
 GARBAGE = 2**30  # in page-table entries past a request's pages: no page at all
@@ -59,8 +59,9 @@ class Shape:
         return (self.rows + (NUM_SEGMENTS if self.chunk else 0)) * self.columns + 4
 
     @property
-    def scale(self) -> float:
-        return self.head_dim**-0.5
+    def scoring(self) -> Scoring:
+        options = self.options
+        return Scoring(scale=self.head_dim**-0.5, window=options.window, softcap=options.softcap)
 
     def attention_shape(self, num_devices: int = 1) -> AttentionShape:
         """What each of the devices that share the kv heads is asked for."""
@@ -228,7 +229,7 @@ def _attend(
         stop = len(k) - count + i + 1
         seen = slice(0 if options.window is None else max(0, stop - options.window), stop)
         for head in range(q_heads):
-            scores = k[seen, head // group] @ q[i, head].astype(np.float64) * shape.scale
+            scores = k[seen, head // group] @ q[i, head].astype(np.float64) * shape.scoring.scale
             if options.softcap is not None:
                 scores = options.softcap * np.tanh(scores / options.softcap)
             highest = max(scores.max(), sinks[head]) if options.sinks else scores.max()

@@ -12,7 +12,7 @@ from jax._src.pallas.mosaic_gpu import primitives
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
 from octavo.pallas_kernels.gpu_backend import GpuBackend
-from octavo.pallas_kernels.gpu_budget import Chip
+from octavo.pallas_kernels.gpu_budget import GpuChip
 
 from . import gpu_pages
 from .attention_steps import Subject
@@ -35,7 +35,7 @@ def _assert_nothing(token: jax.Array) -> jax.Array:
 # A device that is done asserts that no device has a barrier; of several, the others still do.
 gpu_callbacks.call_assert_no_barriers_allocated = _assert_nothing
 
-H100 = Chip(compute_capability=90, num_sms=132)
+H100 = GpuChip(compute_capability=90, num_sms=132)
 
 
 GPU = Subject(GpuBackend(H100, interpret="races"), gpu_pages.pack, gpu_pages.unpack)

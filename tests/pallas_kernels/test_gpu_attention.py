@@ -11,7 +11,7 @@ import pytest
 
 from octavo.pallas_kernels import gpu_copies, gpu_softmax
 from octavo.pallas_kernels.gpu_backend import GpuBackend
-from octavo.pallas_kernels.gpu_budget import Chip
+from octavo.pallas_kernels.gpu_budget import GpuChip
 
 from .attention_cases import EVERYTHING, Case, Options, Shape, make_case
 from .attention_checks import (
@@ -161,7 +161,7 @@ def test_a_broken_kernel_is_caught(
 ):
     """By the same check that a right one passes; else its passing would say little."""
     # One multiprocessor, so that one block goes round its ring.
-    backend = GpuBackend(Chip(compute_capability=90, num_sms=1), interpret="races")
+    backend = GpuBackend(GpuChip(compute_capability=90, num_sms=1), interpret="races")
     # As no other subject is, so that it is compiled anew.
     subject = Subject(backend, lambda k, v: GPU.pack(k, v), GPU.unpack)
     shape = Shape(1, chunk, page_size=16, kv_heads=1, group=2, head_dim=128, dtype="bfloat16")

@@ -12,24 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.pallas_kernels.backend import AttentionShape, KVShape
+from octavo.pallas_kernels.backend import AttentionShape, KVShape, Scoring
 from octavo.pallas_kernels.chunk_tokens import Segments, chunk_tokens
 from octavo.pallas_kernels.gpu_backend import GpuBackend, gpu_backend
 from octavo.pallas_kernels.gpu_budget import (
     SHARED_KIB,
-    Chip,
+    GpuChip,
     decode_plan,
     padded_head_dim,
     prefill_plan,
 )
 from octavo.pallas_kernels.gpu_copies import PageRing, box_place
 from octavo.pallas_kernels.gpu_decode import combine, split_range, stored_heads
-from octavo.pallas_kernels.gpu_softmax import LOWEST, Scoring
-from octavo.pallas_kernels.gpu_traffic import decode_row_traffic, prefill_tile_traffic
+from octavo.pallas_kernels.gpu_softmax import LOWEST, base_2, first_seen
 from octavo.pallas_kernels.gpu_work import TILE_FIELDS, TILE_TOKENS, max_tiles, prefill_work
 
-H100 = Chip(compute_capability=90, num_sms=132)
-A100 = Chip(compute_capability=80, num_sms=108)
+from .gpu_traffic import decode_row_traffic, prefill_tile_traffic
+
+H100 = GpuChip(compute_capability=90, num_sms=132)
+A100 = GpuChip(compute_capability=80, num_sms=108)
 SHAPE = AttentionShape(
     kv=KVShape(kv_heads=8, head_dim=128, page_size=64, dtype="bfloat16"),
     q_heads=32,
@@ -75,7 +76,7 @@ def test_boxes_hold_the_tokens_of_their_tile_and_stay_in_the_rows_pages(
 def test_splits_read_each_tile_that_is_seen_once(
     kv_len: int, window: int | None, splits: int, tile: int
 ):
-    seen_from = Scoring(1.0, window, None).first_seen(_int(kv_len))
+    seen_from = first_seen(_int(kv_len), window)
     reads = np.zeros(40000 // tile + 2, int)
     for split in range(splits):
         first, last = split_range(_int(kv_len), seen_from, _int(split), splits=splits, tile=tile)
@@ -136,7 +137,7 @@ def test_combining_shares_of_a_row_equals_the_row(data: st.DataObject):
 @pytest.mark.parametrize("softcap", [None, 2.0, 50.0])
 def test_scores_are_in_base_2_and_capped_to_rounding(softcap: float | None):
     products = jnp.linspace(-500, 500, 4001).reshape(1, -1)
-    found = Scoring(0.125, None, softcap).base_2(products)
+    found = base_2(products, Scoring(scale=0.125, softcap=softcap))
     expected = np.asarray(products, np.float64) * 0.125
     if softcap is not None:
         expected = softcap * np.tanh(expected / softcap)
@@ -146,7 +147,7 @@ def test_scores_are_in_base_2_and_capped_to_rounding(softcap: float | None):
 @pytest.mark.parametrize("capability", SHARED_KIB)
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 def test_plans_fit_the_chip(capability: int, head_dim: int):
-    chip = Chip(capability, num_sms=132)
+    chip = GpuChip(capability, num_sms=132)
     width = padded_head_dim(head_dim)
     plans = [prefill_plan(chip, width)]
     for rows in (1, 2, 16, 256):
@@ -166,8 +167,8 @@ def test_splits_are_no_more_than_tiles():
     assert plan.splits == 3
 
 
-@pytest.mark.parametrize("chip", [A100, H100, Chip(100, 148)])
-def test_what_models_have_is_not_refused(chip: Chip):
+@pytest.mark.parametrize("chip", [A100, H100, GpuChip(100, 148)])
+def test_what_models_have_is_not_refused(chip: GpuChip):
     for head_dim, group in itertools.product((64, 80, 96, 128, 256), range(1, 17)):
         kv = dataclasses.replace(SHAPE.kv, head_dim=head_dim)
         shape = dataclasses.replace(SHAPE, kv=kv, q_heads=8 * group)
@@ -184,11 +185,11 @@ def test_what_models_have_is_not_refused(chip: Chip):
         (H100, {"q_heads": 33}, {}, "q_heads 33: must be a multiple of kv_heads 8"),
         (H100, {"q_heads": 136}, {}, "q_heads 136: at most 16 for each of 8 kv_heads"),
         (H100, {"rows": 70000}, {}, "rows 70000: at most 65535"),
-        (Chip(75, 40), {}, {}, r"compute_capability 75: must be in \[80, 90, 100\]"),
+        (GpuChip(75, 40), {}, {}, r"compute_capability 75: must be in \[80, 90, 100\]"),
     ],
 )
 def test_a_refusal_names_field_value_and_bound(
-    chip: Chip, changes: dict[str, int], kv_changes: dict[str, int | str], message: str
+    chip: GpuChip, changes: dict[str, int], kv_changes: dict[str, int | str], message: str
 ):
     kv = dataclasses.replace(SHAPE.kv, **kv_changes)
     shape = dataclasses.replace(SHAPE, kv=kv, **changes)
@@ -238,7 +239,7 @@ def test_a_backend_for_a_device_knows_its_chip():
         compute_capability = "10.0"
         core_count = 148
 
-    assert gpu_backend(Device()).chip == Chip(100, 148)
+    assert gpu_backend(Device()).chip == GpuChip(100, 148)
 
 
 def test_traffic_by_hand():
@@ -250,11 +251,11 @@ def test_traffic_by_hand():
     assert traffic.kv_bytes == 4032 * 8 * 2 * 128 * 2  # whole boxes
     assert traffic.other_bytes == 8 * (16 + 4) * 128 * 2
     assert traffic.least_bytes == (4000 * 8 * 2 + 2 * 32) * 128 * 2
-    assert traffic.overhead < 1.02
+    assert traffic.ratio < 1.02
 
     few = decode_plan(H100, rows=1, kv_heads=8, width=128, max_tokens=8192)
     assert few.splits == 33
-    assert decode_row_traffic(few, kv_len=4000, **shape).overhead < 1.2
+    assert decode_row_traffic(few, kv_len=4000, **shape).ratio < 1.2
 
     windowed = decode_row_traffic(plan, kv_len=4000, window=1000, **shape)
     assert windowed.kv_bytes == (4032 - 2944) * 8 * 2 * 128 * 2

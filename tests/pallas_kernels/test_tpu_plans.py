@@ -32,10 +32,10 @@ from octavo.pallas_kernels.tpu_cache import (
 )
 from octavo.pallas_kernels.tpu_leaves import group_of_row, token_of_row
 from octavo.pallas_kernels.tpu_tiles import TileWalk
-from octavo.pallas_kernels.tpu_traffic import item_traffic
 from octavo.pallas_kernels.tpu_work import TpuWork, decode_work, prefill_work, stable_partition
 
 from .tpu_pages import unpack
+from .tpu_traffic import item_traffic
 
 BACKEND = TpuBackend()
 LLAMA_8B = AttentionShape(

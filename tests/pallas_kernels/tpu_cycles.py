@@ -2,7 +2,7 @@
 
     python -m tests.pallas_kernels.tpu_cycles v6e v5e tpu7x
 
-Prints a table for the shape of Llama 3.1 8B, and bytes moved over the least. A bundle is one cycle
+Prints a table for the shape of Llama 3.1 8B. A bundle is one cycle
 where nothing stalls: waits for DMA, for memory banks and for results of the matrix unit are not in
 it, so it bounds the compute part from below, and compares one version of a kernel with another.
 
@@ -30,7 +30,6 @@ from octavo.pallas_kernels import tpu_attention
 from octavo.pallas_kernels.tpu_backend import TpuBackend
 from octavo.pallas_kernels.tpu_budget import choose_blocking
 from octavo.pallas_kernels.tpu_cache import HeadLayout
-from octavo.pallas_kernels.tpu_traffic import item_traffic
 from octavo.server.table import format_table
 
 from .abstract_step import compile_step
@@ -101,13 +100,6 @@ def main(names: Sequence[str]) -> int:
         for kind in KINDS:
             rows += _rows(chip, kind)
     print(format_table(HEADER, rows))
-    kv = LLAMA_8B.attention_shape().kv
-    for tokens in (4096, 4033, 100):
-        one = item_traffic(kv, 4, q_len=1, kv_len=tokens, window=None, item_tokens=1)
-        print(f"a decode row of {tokens} tokens moves {one.ratio:.3f} times the least bytes")
-    for q_len, tokens in ((64, 4096), (256, 256), (256, 4096)):
-        one = item_traffic(kv, 4, q_len=q_len, kv_len=tokens, window=None, item_tokens=256)
-        print(f"{q_len} prompt tokens up to {tokens} move {one.ratio:.3f} times the least bytes")
     return 0
 
 

@@ -1,35 +1,16 @@
-"""Bytes that the GPU kernels move, beside the least that would do: for bounds and for the notes.
+"""Bytes that the GPU kernels move, from their plans.
 
-Counted for one layer of one device. What is read again soon, by another head or block of the same
+What is read again soon, by another head or block of the same
 step, is counted where it is asked for; most of that comes out of the cache of the chip.
 """
 
 import math
-from dataclasses import dataclass
 
-from .gpu_budget import MAX_GROUP, QUERIES, KernelPlan
-from .gpu_decode import stored_heads
-from .gpu_work import TILE_TOKENS
+from octavo.pallas_kernels.gpu_budget import MAX_GROUP, QUERIES, KernelPlan
+from octavo.pallas_kernels.gpu_decode import stored_heads
+from octavo.pallas_kernels.gpu_work import TILE_TOKENS
 
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes of device memory.
-
-    Attributes:
-      kv_bytes: Keys and values that are read.
-      other_bytes: Queries read, results written, and what is read again to combine them.
-      least_bytes: Each seen key and value, each query and each result once, without padding.
-    """
-
-    kv_bytes: int
-    other_bytes: int
-    least_bytes: int
-
-    @property
-    def overhead(self) -> float:
-        """How many times the least is moved."""
-        return (self.kv_bytes + self.other_bytes) / self.least_bytes
+from .traffic import Traffic
 
 
 def decode_row_traffic(
@@ -58,7 +39,8 @@ def decode_row_traffic(
         results = stored * 4 * (used + plan.splits) + 2 * sums + q_heads * width * 4
     seen = kv_len - first_seen(kv_len, window)
     least = 4 * head_dim * (seen * kv_heads + q_heads)
-    return Traffic(tokens * kv_heads * 4 * width, queries + results, least)
+    kv_bytes = tokens * kv_heads * 4 * width
+    return Traffic(kv_bytes=kv_bytes, other_bytes=queries + results, least_bytes=least)
 
 
 def prefill_tile_traffic(
@@ -82,7 +64,8 @@ def prefill_tile_traffic(
     seen = first_position + TILE_TOKENS - first_seen(first_position + 1, window)
     others = 2 * TILE_TOKENS * q_heads * width * 2
     least = 4 * head_dim * (seen * kv_heads + TILE_TOKENS * q_heads)
-    return Traffic(tokens * kv_heads * 4 * width, others, least)
+    kv_bytes = tokens * kv_heads * 4 * width
+    return Traffic(kv_bytes=kv_bytes, other_bytes=others, least_bytes=least)
 
 
 def first_seen(kv_len: int, window: int | None) -> int:

@@ -1,33 +1,10 @@
-"""Bytes that the TPU kernels move between HBM and the chip, and the least that would do.
+"""Bytes that the TPU kernels move: what one item of a work list costs, by the rules of TileWalk."""
 
-Host arithmetic for plans and reports: what one item of a work list costs, by the rules of TileWalk.
-"""
+from octavo.pallas_kernels.backend import KVShape
+from octavo.pallas_kernels.tpu_budget import choose_blocking, padded_group
+from octavo.pallas_kernels.tpu_cache import HeadLayout
 
-from dataclasses import dataclass
-
-from .backend import KVShape
-from .tpu_budget import choose_blocking, padded_group
-from .tpu_cache import HeadLayout
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """Bytes of one item in one layer on one device.
-
-    Attributes:
-      kv_bytes: Whole pages read, each tile's anew.
-      q_and_o_bytes: Queries read and outputs written, padding included.
-      least_bytes: Every key and value that is seen once, every query and output once, no padding.
-    """
-
-    kv_bytes: int
-    q_and_o_bytes: int
-    least_bytes: int
-
-    @property
-    def ratio(self) -> float:
-        """How many times the least is moved."""
-        return (self.kv_bytes + self.q_and_o_bytes) / self.least_bytes
+from .traffic import Traffic
 
 
 def item_traffic(
@@ -54,6 +31,6 @@ def item_traffic(
     seen = kv_len if window is None else min(kv_len, window + q_len - 1)
     return Traffic(
         kv_bytes=pages * kv.page_size * heads.token_bytes,
-        q_and_o_bytes=2 * q_len * kv.kv_heads * padded_group(group) * heads.lanes * 2,
+        other_bytes=2 * q_len * kv.kv_heads * padded_group(group) * heads.lanes * 2,
         least_bytes=2 * kv.head_dim * kv.kv_heads * (2 * seen + 2 * q_len * group),
     )
