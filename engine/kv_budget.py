@@ -6,7 +6,8 @@ from ..configs.engine_config import EngineConfig
 from ..configs.model_config import ModelConfig
 
 HOST_SHARE = 4  # of the host memory that is free the pool takes at most one part in this many
-MAX_POOL_TOKENS = 2**31 - 1  # device code numbers the places of the pool with int32
+# Device code numbers the places of the pool with int32, and behind them those of a step's padding.
+MAX_POOL_TOKENS = 2**31 - 2**20
 LEAST_PAGES = 2  # page 0 stays zero
 
 

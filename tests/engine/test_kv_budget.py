@@ -57,12 +57,17 @@ def test_a_context_longer_than_the_model_knows_takes_no_pages():
 
 
 def test_places_of_the_pool_fit_int32():
-    """Failure case 9.5: page * page_size + offset must not wrap on the device."""
+    """Failure case 9.5: page * page_size + offset must not wrap on the device, nor what follows.
+
+    Tokens that are padding have places behind the pool; one that wrapped would be in it.
+    """
     most = pages(max_num_seqs=4096, page_size=1024, max_position=2**24)
-    assert most * 1024 <= MAX_POOL_TOKENS < 2**31
+    assert most * 1024 <= MAX_POOL_TOKENS
+    largest_step = EngineConfig(max_num_seqs=4096, prefill_chunk_tokens=65_536).token_budget
+    assert MAX_POOL_TOKENS + largest_step <= 2**31
     with pytest.raises(ValueError, match=r"gives 2097152 pages of 1024 tokens; .* most 2"):
         pages(num_pages=2**21, page_size=1024)
-    assert pages(num_pages=2**21 - 1, page_size=1024) == 2**21 - 1
+    assert pages(num_pages=2**21 - 1024, page_size=1024) == 2**21 - 1024
 
 
 @pytest.mark.parametrize(
