@@ -27,6 +27,7 @@ _LOCAL_MAX_NUM_SEQS = 1
 _ANY_VOCABULARY = 2**31
 _INPUT_FLAGS = {"text": "prompt", "chat": "prompt", "token_ids": "prompt_ids"}
 _LOCAL_FIELDS = (
+    "tensor_parallel_size",
     "prefill_chunk_tokens",
     "max_model_len",
     "page_size",

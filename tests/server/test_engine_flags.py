@@ -38,11 +38,13 @@ def test_a_deterministic_chunk_is_small_unless_it_is_given(line: list[str], chun
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "chat"])
-def test_commands_that_load_a_model_have_it(
+def test_commands_that_load_a_model_have_what_decides_where_and_how_it_runs(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "--help"]) == 0
-    assert "--[no]deterministic" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    for flag in ("--[no]deterministic", "--attention", "--tensor_parallel_size"):
+        assert flag in printed
 
 
 @pytest.mark.parametrize(
