@@ -78,6 +78,12 @@ def cases(shape: Shape) -> dict[str, Case]:
     }
 
 
+def some_cases(shape: Shape, start: int, count: int) -> list[Case]:
+    """A few of a shape's cases, others for each start: an interpreter takes a minute for one."""
+    listed = list(cases(shape).values())
+    return [listed[(start + i * len(listed) // count) % len(listed)] for i in range(count)]
+
+
 def check_equals_the_oracle(subject: Subject, shape: Shape, case: Case) -> None:
     """NaN lies in every place that no request has written, and in every padded token."""
     attended, *pages = run(subject, compiled(subject, shape), case)

@@ -13,14 +13,14 @@ from octavo.pallas_kernels import gpu_copies, gpu_softmax
 from octavo.pallas_kernels.gpu_backend import GpuBackend
 from octavo.pallas_kernels.gpu_budget import GpuChip
 
-from .attention_cases import EVERYTHING, Case, Options, Shape, make_case
+from .attention_cases import EVERYTHING, Options, Shape, make_case
 from .attention_checks import (
-    cases,
     check_equals_the_oracle,
     check_free_places_change_no_bit,
     check_nan_poisons_nobody_else,
     check_rows_are_alone,
     check_segments_are_alone,
+    some_cases,
 )
 from .attention_steps import Subject
 from .attention_table import table
@@ -75,15 +75,9 @@ def _clean_interpreter() -> None:
     reset_interpreter()
 
 
-def _some_cases(shape: Shape, start: int, count: int) -> list[Case]:
-    """A few of a shape's cases, others for each start."""
-    listed = list(cases(shape).values())
-    return [listed[(start + i * len(listed) // count) % len(listed)] for i in range(count)]
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_the_oracle_and_stores_what_it_should(shape: Shape):
-    for case in _some_cases(shape, SHAPES.index(shape), 4):
+    for case in some_cases(shape, SHAPES.index(shape), 4):
         check_equals_the_oracle(GPU, shape, case)
 
 
@@ -92,7 +86,7 @@ def test_equals_the_oracle_and_stores_what_it_should(shape: Shape):
 def test_the_whole_table(index: int):
     """Two cases of each shape, all of them over the shapes: a case takes up to a minute."""
     shape = table("bfloat16")[index]
-    for case in _some_cases(shape, index, 2):
+    for case in some_cases(shape, index, 2):
         check_equals_the_oracle(GPU, shape, case)
 
 
