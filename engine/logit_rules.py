@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int16, Int32
 
 from .packing import COUNT_SHIFT
-from .row_groups import take_rows
+from .row_groups import read_wide_rows, take_rows
 from .token_masks import WORD_BITS, num_words
 
 
@@ -96,7 +96,7 @@ def apply_rules(
     """The logits after all rules; -inf where an id is ruled out. What no row has costs nothing."""
     logits = lax.cond(
         rules.has_penalties.any(),
-        lambda: _penalise(logits, rules, tables.counts[rules.slot]),
+        lambda: _penalise(logits, rules, read_wide_rows(tables.counts, rules.slot)),
         lambda: logits,
     )
     logits = lax.cond(
@@ -104,7 +104,7 @@ def apply_rules(
     )
     logits = lax.cond(
         rules.is_masked.any(),
-        lambda: _mask(logits, rules.is_masked, tables.masks[rules.slot]),
+        lambda: _mask(logits, rules.is_masked, read_wide_rows(tables.masks, rules.slot)),
         lambda: logits,
     )
     return _scatter(logits, rules.not_yet, rules.not_yet >= 0, -jnp.inf)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int32
+from jaxtyping import Array, Bool, Int32, Shaped
 
 
 def for_groups[T](
@@ -42,3 +42,14 @@ def take_rows[T](tree: T, rows: Int32[Array, " some"]) -> T:
         return array[rows]
 
     return jax.tree.map(take, tree)
+
+
+def read_wide_rows(
+    table: Shaped[Array, "rows columns"], rows: Int32[Array, " some"]
+) -> Shaped[Array, "some columns"]:
+    """A few rows of a wide table, one slice each; a number past them reads the last.
+
+    For a gather XLA's TPU compiler takes the whole table into VMEM, where there is no room for it.
+    """
+    some = [lax.dynamic_index_in_dim(table, rows[i], keepdims=False) for i in range(rows.shape[0])]
+    return jnp.stack(some)

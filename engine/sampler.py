@@ -22,7 +22,7 @@ from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from .logit_rules import LogitRules, RuleTables, apply_rules
-from .row_groups import for_groups
+from .row_groups import for_groups, read_wide_rows
 from .sampling_rows import SamplingRows
 from .truncation import draw_narrow, truncate
 from .vocabulary_blocks import highest, in_blocks, inverse
@@ -65,7 +65,7 @@ def sample(
     )
 
     def sample_wide(wide: Int32[Array, " group"], samples: Samples) -> Samples:
-        its_logits, its_rules = logits[wide], rules.take(wide)
+        its_logits, its_rules = read_wide_rows(logits, wide), rules.take(wide)
         its_logits = lax.cond(
             its_rules.is_used.any(),
             lambda: apply_rules(its_logits, its_rules, tables),

@@ -27,7 +27,7 @@ from .device_state import (
 from .logit_rules import LogitRules, RuleTables
 from .logprobs import chosen_logprobs, top_logprobs
 from .packing import UploadLayout
-from .row_groups import for_groups
+from .row_groups import for_groups, read_wide_rows
 from .sampler import sample
 from .sampling_checks import MAX_TOP_LOGPROBS
 from .sampling_rows import SamplingRows
@@ -182,7 +182,7 @@ def _top_logprobs(
     """The most likely ids of the rows that want them, then the bits of their log-probabilities."""
 
     def find(rows: Int32[Array, " group"], found: jax.Array) -> jax.Array:
-        token_ids, logprobs = top_logprobs(logits[rows], MAX_TOP_LOGPROBS)
+        token_ids, logprobs = top_logprobs(read_wide_rows(logits, rows), MAX_TOP_LOGPROBS)
         columns = jnp.concatenate([token_ids, _bits(logprobs)], -1)
         return found.at[rows].set(columns, mode="drop", unique_indices=True)
 

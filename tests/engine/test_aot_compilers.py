@@ -54,12 +54,12 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return plan(tmp_path_factory.mktemp("tiny"), "--chips=v5e-8,h100-1,a100-1", "--max_num_seqs=8")
 
 
-def plan(folder: Path, *arguments: str) -> dict[str, Any]:
-    (folder / "config.json").write_text(json.dumps(TINY))
+def plan(folder: Path, *arguments: str, **changes: int) -> dict[str, Any]:
+    (folder / "config.json").write_text(json.dumps(TINY | changes))
     said = run_python(
         folder,
         *("-m", "octavo.server", "plan", f"--model={folder}", "--json", "--page_size=64"),
-        *("--prefill_chunk_tokens=16", *arguments),
+        *("--prefill_chunk_tokens=16", *arguments),  # the last of a flag counts
     )
     return {chip["chip"]: chip for chip in json.loads(said.splitlines()[-1])["chips"]}
 
@@ -78,6 +78,17 @@ def test_a_pool_that_fits_vmem_stays_in_hbm(tmp_path: Path) -> None:
     chips = plan(tmp_path, "--chips=v6e-1,v5e-1", "--max_num_seqs=2", "--num_pages=129")
     for chip in chips.values():
         assert (chip["attention"], chip["reason"]) == ("tpu", "")
+
+
+@pytest.mark.parametrize(
+    ("flag_file", "chips"), [("tpu.flags", "v5e-1,v6e-8"), ("gpu.flags", "a100-1,h100-1")]
+)
+def test_the_sizes_that_we_recommend_compile(tmp_path: Path, flag_file: str, chips: str) -> None:
+    """With a large vocabulary, of which a gather takes every row into VMEM."""
+    flags = f"--flagfile={ROOT / 'configs' / flag_file}"
+    found = plan(tmp_path, flags, f"--chips={chips}", vocab_size=128_256, num_hidden_layers=1)
+    for chip in found.values():
+        assert chip["reason"] == ""
 
 
 def test_devices_sum_twice_a_layer_and_once_over_the_vocabulary(plans: dict[str, Any]) -> None:
