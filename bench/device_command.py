@@ -17,10 +17,10 @@ from typing import Any
 
 from absl import flags
 
-from ..server.command_line import Command, UsageError
+from ..server.command_line import Command, CommandError, UsageError
 from . import device_report
 from .device_parts import PARTS, Part
-from .device_processes import run_part
+from .device_processes import has_accelerator, run_part
 from .entry_point import main as run_main
 
 _EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -62,6 +62,8 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
         return worker.work(part, index, count, Path(values.records), is_dry_run=values.dry_run)
     if not values.out:
         raise UsageError("--out is missing; it must name a file")
+    if not values.dry_run and not has_accelerator():
+        raise CommandError("JAX finds no accelerator here; --dry_run tries the script on the CPU")
     return _check(Path(values.out), values.budget_s, is_dry_run=values.dry_run)
 
 

@@ -7,14 +7,13 @@ model do; its queries are what the last one gave. Work lists are built with each
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..pallas_kernels.backend import AttentionBackend, AttentionShape, KVLayer, KVShape
+from ..pallas_kernels.backend import AttentionBackend, AttentionShape, KVLayer, KVShape, Scoring
 from ..pallas_kernels.choice import choose
 from ..pallas_kernels.chunk_tokens import Segments, chunk_tokens
 from ..pallas_kernels.reference_backend import ReferenceBackend
@@ -127,7 +126,7 @@ def decode(backend: AttentionBackend, sizes: Sizes, rows: int, kv_len: int) -> F
 
     def call(q: jax.Array, table: jax.Array, kv_layer: KVLayer) -> jax.Array:
         work = backend.decode_work(table, kv_lens, page_size=sizes.kv.page_size)
-        return backend.decode_attention(q, kv_layer, work, **_plain(sizes))
+        return backend.decode_attention(q, kv_layer, work, _scoring(sizes), None)
 
     num_bytes = rows * kv_len * sizes.token_bytes
     return {
@@ -147,7 +146,7 @@ def prefill(backend: AttentionBackend, sizes: Sizes, prefix: int) -> Findings:
         segments = Segments(table, kv_lens=lens[0], q_lens=lens[1])
         tokens = chunk_tokens(segments, chunk)
         work = backend.prefill_work(segments, tokens, page_size=sizes.kv.page_size)
-        return backend.prefill_attention(q, kv_layer, work, **_plain(sizes))
+        return backend.prefill_attention(q, kv_layer, work, _scoring(sizes), None)
 
     # Token i of the chunk sees prefix + i + 1; each costs a product with its key and its value.
     seen = chunk * prefix + chunk * (chunk + 1) // 2
@@ -214,8 +213,8 @@ def _pool(
     return kv_layer, jnp.asarray(pages.reshape(sets, rows, columns), jnp.int32)
 
 
-def _plain(sizes: Sizes) -> dict[str, Any]:
-    return {"scale": sizes.kv.head_dim**-0.5, "window": None, "softcap": None, "sinks": None}
+def _scoring(sizes: Sizes) -> Scoring:
+    return Scoring(scale=sizes.kv.head_dim**-0.5)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -9,15 +9,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from .device_parts import Part
 from .device_records import Section, ShareRecords, read_records, section_of
 
 _POLL_S = 0.2
+_PROBE_S = 60.0
 _MOST_DRY_PROCESSES = 2
 _STDERR_CHARACTERS = 1500
 _SCRIPT = Path(__file__).with_name("device_check.py")
+
+
+def has_accelerator() -> bool:
+    """Whether JAX finds one. Where it cannot tell, the parts will."""
+    command = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
+    with suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S, check=False
+        )
+        return done.stdout.split()[-1:] != [b"cpu"]
+    return True
 
 
 class _Share:

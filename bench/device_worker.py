@@ -35,7 +35,7 @@ def work(part: Part, index: int, count: int, records: Path, *, is_dry_run: bool)
     """
     device = jax.devices()[0]
     if device.platform == "cpu" and not is_dry_run:
-        raise RuntimeError("there is no accelerator here, only the CPU: --dry_run")
+        raise RuntimeError("there is no accelerator here, only the CPU")
     begun = {record["began"] for record in read_records(records) if "began" in record}
     with records.open("a", encoding="utf-8") as file:
 

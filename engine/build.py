@@ -200,8 +200,8 @@ def _devices(config: EngineConfig) -> list[jax.Device]:
     devices, wanted = jax.local_devices(), config.tensor_parallel_size
     if wanted > len(devices):
         raise ValueError(
-            f"tensor_parallel_size is {wanted}; it must be at most {len(devices)}, the "
-            f"{devices[0].platform} devices that there are"
+            f"tensor_parallel_size is {wanted}; it must be at most {len(devices)}: so many "
+            f"{devices[0].platform} devices are there"
         )
     return devices[:wanted]
 

@@ -1,5 +1,6 @@
 """A plan as a person reads it: a table of all chips, then what each compiler told."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ _HEADER = (
     "KV",
     "temporary",
     "programs",
-    "of",
+    "memory",
     "pages",
     "longest",
     "requests",
@@ -21,6 +22,7 @@ _HEADER = (
     "TTFT >=",
 )
 
+_WIDTH = 100
 _ONE_FLAVOUR = "penalties, bias, masks and log-probabilities are in each of them"
 
 
@@ -33,12 +35,13 @@ def report(model: str, chips: Sequence[dict[str, Any]]) -> str:
     """
     lines = [f"{model}: GiB are of one device", format_table(_HEADER, list(map(_row, chips)))]
     lines += [
-        "requests: how many fit at the longest context. TPOT: of the most rows at that context.",
-        "TTFT: of the longest prompt, alone. TPOT and TTFT are",
-        f"{BOUNDS_NOTE}.",
+        *_wrapped(
+            "requests: how many fit at the longest context. TPOT: with so many, at that context. "
+            f"TTFT: of the longest prompt, alone. TPOT and TTFT are {BOUNDS_NOTE}."
+        ),
     ]
     for chip in chips:
-        lines += ["", *_details(chip)]
+        lines += ["", *(line for text in _details(chip) for line in _wrapped(text))]
     return "\n".join(lines)
 
 
@@ -124,6 +127,13 @@ def _kernels(kernels: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield _indented(
             format_table(header, [tuple(str(each[n]) for n in names) for each in shown])
         )
+
+
+def _wrapped(text: str) -> list[str]:
+    """Sentences in lines that a terminal shows whole; a table as it is."""
+    if "\n" in text:
+        return [text]
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="    ", break_long_words=False)
 
 
 def _indented(text: str) -> str:

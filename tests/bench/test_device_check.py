@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from octavo.bench import device_processes, device_report
+from octavo.bench import device_check, device_processes, device_report
 from octavo.bench.device_parts import PARTS, Part
 from octavo.bench.device_records import Section, ShareRecords, section_of
 from octavo.bench.device_serving import Answer, compare
@@ -96,12 +96,42 @@ def test_a_part_past_the_budget_is_reported_as_skipped(tmp_path: Path) -> None:
     assert "correctness skipped" in summary
 
 
+def test_without_an_accelerator_it_says_so_at_once(tmp_path: Path) -> None:
+    with start(tmp_path / "found.json") as process:
+        _, stderr = process.communicate()
+    assert process.returncode == 1
+    assert stderr.splitlines()[-1].endswith("--dry_run tries the script on the CPU")
+    assert not (tmp_path / "found.json").exists()
+
+
 def test_numbers_of_a_cpu_are_never_taken_for_those_of_a_device(tmp_path: Path) -> None:
-    code, summary, report = check(tmp_path / "found.json")
-    assert code == 1
-    for name, section in report["sections"].items():
-        assert (section["status"], section["tasks"]) == ("failed", {})
-        assert f"FAILED {name}: its process ended with 1: RuntimeError: there is no acc" in summary
+    """Where JAX could tell only later that there is none."""
+    records = tmp_path / "records"
+    with start(tmp_path / "found.json", f"--part={PARTS[0].name}", f"--records={records}") as part:
+        _, stderr = part.communicate()
+    assert part.returncode == 1
+    assert "there is no accelerator here" in stderr
+    assert not records.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("OLDEST_PYTHON", (99, 0), "it must be 3.12 or newer"),
+        ("NEEDED", ("json", "no_such", "nor_this"), "this Python has no no_such, nor_this"),
+    ],
+)
+def test_what_a_python_lacks_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: object,
+    words: str,
+) -> None:
+    monkeypatch.setattr(device_check, name, value)
+    assert device_check.main() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
 
 
 def test_who_ends_it_keeps_what_was_found_and_nothing_that_runs(tmp_path: Path) -> None:
