@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from octavo.pallas_kernels import tpu_budget, tpu_work
+from octavo.pallas_kernels.tpu_budget import MIN_BLOCK_TOKENS
 
 from .attention_cases import EVERYTHING, Options, Shape, make_case
 from .attention_checks import (
@@ -54,7 +55,7 @@ by_name = pytest.mark.parametrize("shape", DECODE_SHAPES + MIXED_SHAPES, ids=str
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles and blocks so small that the cases cross many of their borders."""
     monkeypatch.setattr(tpu_budget, "TILE_ROWS", 32)
-    monkeypatch.setattr(tpu_budget, "MAX_BLOCK_TOKENS", tpu_budget.MIN_BLOCK_TOKENS)
+    monkeypatch.setattr(tpu_budget, "MAX_BLOCK_TOKENS", MIN_BLOCK_TOKENS)
 
 
 @pytest.fixture
@@ -115,18 +116,26 @@ def test_queries_may_be_of_either_type():
     np.testing.assert_array_equal(found, expected)
 
 
+WHOLE_TABLE = table("bfloat16")
+LONG_CONTEXTS = [shape for shape in WHOLE_TABLE if shape.max_len > 2 * MIN_BLOCK_TOKENS]
+MANY_ROWS = 64  # more take the interpreter minutes a case
+
+
 @pytest.mark.full
 @pytest.mark.usefixtures("real_blocks")
-@pytest.mark.parametrize("shape", table("bfloat16"), ids=str)
-def test_the_whole_table(shape: Shape):
-    for case in cases(shape).values():
+@pytest.mark.parametrize("index", range(len(WHOLE_TABLE)))
+def test_the_whole_table(index: int):
+    """Every case of a shape, or two where rows are many: all of them over those shapes."""
+    shape = WHOLE_TABLE[index]
+    count = 2 if shape.rows > MANY_ROWS else len(cases(shape))
+    for case in some_cases(shape, index, count):
         check_equals_the_oracle(TPU, shape, case)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("index", range(len(table("bfloat16"))))
-def test_the_whole_table_in_small_blocks(index: int):
+@pytest.mark.parametrize("index", range(len(LONG_CONTEXTS)))
+def test_long_contexts_of_the_table_in_small_blocks(index: int):
     """Two cases of each shape, all of them over the shapes."""
-    shape = table("bfloat16")[index]
+    shape = LONG_CONTEXTS[index]
     for case in some_cases(shape, index, 2):
         check_equals_the_oracle(SMALL_BLOCKS, shape, case)
