@@ -130,7 +130,9 @@ def tiny_naive(tiny_model: Model, tiny_requests: list[Request]) -> dict[str, Nai
 
 # Annotations are checked by every other test; here they would be half of the time.
 @pytest.mark.usefixtures("types_unchecked")
-@pytest.mark.parametrize("chunk", [16, pytest.param(64, marks=pytest.mark.full), 256])
+@pytest.mark.parametrize(
+    "chunk", [*(pytest.param(size, marks=pytest.mark.full) for size in (16, 64)), 256]
+)
 def test_tokens_are_those_of_the_naive_loop(
     tiny_model: Model, tiny_requests: list[Request], tiny_naive: dict[str, NaiveRun], chunk: int
 ):

@@ -90,7 +90,9 @@ def alone(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return run_on(1, runs)
 
 
-@pytest.mark.parametrize("num_devices", [2, pytest.param(4, marks=pytest.mark.full), 8])
+@pytest.mark.parametrize(
+    "num_devices", [*(pytest.param(count, marks=pytest.mark.full) for count in (2, 4)), 8]
+)
 def test_ids_are_those_of_one_device(
     num_devices: int, runs: list[dict[str, Any]], alone: list[dict[str, Any]]
 ):
