@@ -1,7 +1,7 @@
 """Bytes that the GPU kernels move, from their plans.
 
-What is read again soon, by another head or block of the same
-step, is counted where it is asked for; most of that comes out of the cache of the chip.
+What is read again soon, by another head or block of the same step, is counted where it is asked
+for; most of that comes out of the cache of the chip.
 """
 
 import math
