@@ -13,6 +13,7 @@ from ..configs.engine_config import EngineConfig
 from ..configs.model_config import ModelConfig
 from ..configs.scheduling_config import MAX_PRIORITY, MIN_PRIORITY
 from .checks import check_token_ids, is_int, is_number, require
+from .kv_budget import longest_context
 from .refusals import InvalidRequest
 from .request import Request
 from .sampling_checks import check_sampling
@@ -57,16 +58,15 @@ class EngineLimits:
           ValueError: max_model_len is more than the model or the pages allow, or the model has
             more end-of-sequence ids than a slot holds.
         """
+        longest = longest_context(config, model)
         # The last token of a request is sampled and never fed back, so it needs no page.
-        most = min(model.max_position, (num_pages - 1) * config.page_size + 1)
+        most = (num_pages - 1) * config.page_size + 1
         if most < 2:
             raise ValueError(f"num_pages is {num_pages}; it must be at least 2")
-        max_model_len = most if config.max_model_len is None else config.max_model_len
-        if max_model_len > most:
+        if config.max_model_len is not None and longest > most:
             raise ValueError(
-                f"max_model_len is {max_model_len}; it must be at most {most}: the model was "
-                f"trained for {model.max_position} tokens and the KV pool has {num_pages - 1} "
-                f"pages of {config.page_size}"
+                f"max_model_len is {longest}; it must be at most {most}: the KV pool has "
+                f"{num_pages - 1} pages of {config.page_size}"
             )
         if len(eos_token_ids) > config.max_stop_ids:
             raise ValueError(
@@ -75,7 +75,7 @@ class EngineLimits:
             )
         return cls(
             vocab_size=model.vocab_size,
-            max_model_len=max_model_len,
+            max_model_len=min(longest, most),
             num_pages=num_pages,
             eos_token_ids=tuple(eos_token_ids),
         )

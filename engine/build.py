@@ -125,8 +125,7 @@ def build_engine(
             limit_bytes, parameter_bytes = stats["bytes_limit"], stats["bytes_in_use"]
         # The number of pages is part of the shapes that are compiled, so what a step takes besides
         # is measured with a pool of the least size.
-        longest = config.max_model_len or model.max_position
-        probe = maker.describe(kv_budget.LEAST_PAGES, longest)
+        probe = maker.describe(kv_budget.LEAST_PAGES, kv_budget.longest_context(config, model))
         needs = _memory_of(compile_step(layouts[0], backend, decoder, probe, everywhere))
         return kv_budget.pool_bytes(
             limit_bytes,

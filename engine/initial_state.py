@@ -20,6 +20,7 @@ from ..models.dealing import deal_for, deal_parameter
 from ..models.decoder import Decoder, ParameterSpec, declared_parameters, decoder_from_parameters
 from ..pallas_kernels.backend import AttentionBackend, AttentionShape, KVLayer, KVShape
 from .device_state import DeviceState, Slots, empty_slots
+from .kv_budget import longest_context
 from .logit_rules import RuleTables, empty_tables
 from .placement import kv_sharding, parameter_sharding, replicated
 from .sampling_checks import MAX_LOGIT_BIAS
@@ -38,18 +39,21 @@ def kv_shape(config: EngineConfig, model: ModelConfig) -> KVShape:
 
 
 def attention_shape(config: EngineConfig, model: ModelConfig) -> AttentionShape:
-    """The most that each device's attention will be asked for."""
+    """The most that each device's attention will be asked for.
+
+    Raises:
+      ValueError: max_model_len is more than the model was trained for.
+    """
     shapes = StepShapes.from_config(config)
     deal = deal_for(model, config.tensor_parallel_size)
     kv = kv_shape(config, model)
-    longest = min(config.max_model_len or model.max_position, model.max_position)
     return AttentionShape(
         kv=kv,
         q_heads=kv.kv_heads * deal.group,
         rows=max(key.rows for key in shapes.all_keys()),
         chunk=shapes.chunks[-1],
         segments=shapes.max_segments,
-        pages_per_seq=pages_per_seq(config, longest),
+        pages_per_seq=pages_per_seq(config, longest_context(config, model)),
     )
 
 

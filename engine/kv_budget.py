@@ -11,6 +11,22 @@ MAX_POOL_TOKENS = 2**31 - 2**20
 LEAST_PAGES = 2  # page 0 stays zero
 
 
+def longest_context(config: EngineConfig, model: ModelConfig) -> int:
+    """Most tokens of one request, however many the pages hold.
+
+    Raises:
+      ValueError: max_model_len is more than the model was trained for.
+    """
+    if config.max_model_len is None:
+        return model.max_position
+    if config.max_model_len > model.max_position:
+        raise ValueError(
+            f"max_model_len is {config.max_model_len}; it must be at most {model.max_position}, "
+            "the tokens that the model was trained for"
+        )
+    return config.max_model_len
+
+
 def num_pages(
     config: EngineConfig, model: ModelConfig, *, bytes_per_page: int, free_bytes: Callable[[], int]
 ) -> int:
@@ -38,8 +54,7 @@ def num_pages(
             if config.device_memory_bytes is None
             else f"device_memory_bytes is {config.device_memory_bytes}, which"
         )
-        longest = min(config.max_model_len or model.max_position, model.max_position)
-        usable = config.max_num_seqs * -(-longest // config.page_size)
+        usable = config.max_num_seqs * -(-longest_context(config, model) // config.page_size)
         most = MAX_POOL_TOKENS // config.page_size
         pages = min(free_bytes() // bytes_per_page, usable + 1, most)
     if pages < LEAST_PAGES:

@@ -87,11 +87,12 @@ def compile_plan(job: PlanJob, devices: list[jax.Device], on_step: OnStep) -> Co
       on_step: Told how far it is.
 
     Raises:
-      ValueError: What attends was chosen by name, and is not for these devices or this model.
+      ValueError: What attends was chosen by name, and is not for these devices or this model, or
+        max_model_len is more than the model was trained for.
     """
     choice = choose(job.config.attention, devices[0], attention_shape(job.config, job.model))
     engine = DescribedEngine(job.model, job.config, make_mesh(devices), choice.backend)
-    longest = job.config.max_model_len or job.model.max_position
+    longest = kv_budget.longest_context(job.config, job.model)
     probe = engine.maker.describe(LEAST_PAGES, longest)
     plan = CompiledPlan(
         attention=choice.backend.name,

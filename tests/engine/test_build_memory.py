@@ -1,4 +1,4 @@
-"""What an engine keeps besides pages is taken off the memory that it may use."""
+"""Building divides the memory, and refuses what can never be before it loads anything."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -39,3 +39,14 @@ def test_slots_and_rule_tables_are_counted(tiny_model: Model, monkeypatch: pytes
 
     per_slot = 2 * 320 + 4 * 10 + 2 * 4 * 300
     assert left_bytes(2) - left_bytes(15) >= 13 * per_slot
+
+
+def test_a_context_beyond_the_models_is_refused_before_weights_are_read(
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    def load(*_: object) -> None:
+        pytest.fail("it waited for the weights")
+
+    monkeypatch.setattr(build, "load_decoder", load)
+    with pytest.raises(ValueError, match="max_model_len is 100000; it must be at most "):
+        tiny_model.build(EngineConfig(max_model_len=100_000))

@@ -52,8 +52,9 @@ def test_never_more_than_the_slots_can_use(max_model_len: int | None, per_slot: 
     assert pages(max_num_seqs=3, page_size=16, **config) == 3 * per_slot + 1
 
 
-def test_a_context_longer_than_the_model_knows_takes_no_pages():
-    assert pages(max_num_seqs=3, page_size=16, max_model_len=10_000) == 3 * 16 + 1
+def test_a_context_longer_than_the_model_knows_is_refused():
+    with pytest.raises(ValueError, match="max_model_len is 10000; it must be at most 256"):
+        pages(max_num_seqs=3, page_size=16, max_model_len=10_000)
 
 
 def test_places_of_the_pool_fit_int32():

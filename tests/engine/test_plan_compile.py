@@ -171,7 +171,7 @@ def test_what_a_compiler_says_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ({"device_memory_bytes": 10_000}, "does not fit: each device lacks "),
         ({"kv_cache_bytes": 10}, "kv_cache_bytes gives 0 pages of "),
-        ({"max_model_len": 1000}, "max_model_len is 1000; it must be at most 256"),
+        ({"max_model_len": 200, "num_pages": 3}, "max_model_len is 200; it must be at most 33"),
     ],
 )
 def test_what_cannot_be_has_a_reason(
@@ -185,6 +185,17 @@ def test_what_cannot_be_has_a_reason(
     assert plan.reason.startswith(reason)
     assert (plan.missing_bytes > 0) == ("lacks" in reason)
     assert plan.num_pages is None
+
+
+def test_a_context_beyond_the_models_is_refused_before_anything_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compiled(*_: object) -> PlannedStep:
+        pytest.fail("it waited for a compiler")
+
+    monkeypatch.setattr(plan_compile, "_compile", compiled)
+    with pytest.raises(ValueError, match="max_model_len is 1000; it must be at most 256"):
+        compile_plan(job(max_model_len=1000), jax.devices()[:1], ignore_step)
 
 
 @pytest.mark.usefixtures("types_unchecked")
