@@ -28,7 +28,6 @@ _NOT_NEW = frozenset(
         "call",
         "conditional",
         "copy-done",  # counted where it starts
-        "custom-call",  # kernels, which XLA copies for, visibly, unless they write in place
         "dynamic-update-slice",
         "fusion",
         "get-tuple-element",
@@ -39,6 +38,8 @@ _NOT_NEW = frozenset(
         "while",
     }
 )
+
+_IN_PLACE = "output_to_operand_aliasing="  # of a custom call, such as a kernel
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?P<type>.+?) (?P<opcode>[a-z][a-z0-9-]*)\(")
 _ARRAY = re.compile(r"\b(?P<dtype>pred|bf16|[a-z][a-z0-9]*?)\[(?P<shape>[0-9,]*)\]")
@@ -67,7 +68,7 @@ def collectives(text: str) -> tuple[Collective, ...]:
       text: As `jax.stages.Compiled.as_text` gives it.
     """
     found: Counter[tuple[str, int]] = Counter()
-    for result, opcode in _instructions(text):
+    for result, opcode, _ in _instructions(text):
         kind = opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             found[kind, _bytes(_result_of_start(result) if opcode != kind else result)] += 1
@@ -86,17 +87,18 @@ def cache_copies(text: str, leaf_sizes: Collection[int]) -> tuple[str, ...]:
     """
     return tuple(
         f"{opcode} {result}"
-        for result, opcode in _instructions(text)
+        for result, opcode, line in _instructions(text)
         if opcode not in _NOT_NEW
+        and not (opcode == "custom-call" and _IN_PLACE in line)
         and any(math.prod(shape) in leaf_sizes for _, shape in _arrays(result))
     )
 
 
-def _instructions(text: str) -> Iterator[tuple[str, str]]:
-    """The result's type and the opcode of every instruction."""
+def _instructions(text: str) -> Iterator[tuple[str, str, str]]:
+    """The result's type, the opcode and the whole line of every instruction."""
     for line in text.splitlines():
         if found := _INSTRUCTION.match(line):
-            yield found["type"], found["opcode"]
+            yield found["type"], found["opcode"], line
 
 
 def _result_of_start(result: str) -> str:

@@ -28,6 +28,7 @@ ENTRY %main (p: bf16[1001,64,128]) -> bf16[1001,64,128] {
   %both = (f32[2,8]{1,0}, s32[4]{0}) all-reduce(%u, %v), to_apply=%add
   %flags = pred[16]{0} all-gather(%w), dimensions={0}
   %fusion.1 = bf16[64064,128]{1,0} fusion(%bitcast.1), kind=kLoop, calls=%fused
+  %write = bf16[1001,64,128]{2,1,0} custom-call(%v, %p), output_to_operand_aliasing={{}: (1, {})}
   %name.all-reduce = f32[7]{0} add(%q, %q), metadata={op_name="all-reduce(x)"}
   ROOT %r = bf16[1001,64,128]{2,1,0} bitcast(%fusion.1)
 }
@@ -61,11 +62,12 @@ def test_writes_in_place_are_no_copies() -> None:
         "%s = bf16[1001,64,128]{2,1,0} select(%mask, %p, %q)",
         "%j = bf16[1001,64,128]{2,1,0} concatenate(%a, %b), dimensions={0}",
         "%g = bf16[1001,64,128]{2,1,0} all-gather(%a), dimensions={1}",
+        '%b = bf16[1001,64,128]{2,1,0:S(1)} custom-call(%s, %t), custom_call_target="ConcatBitcast"',
         "%a = ((bf16[8]{0}), bf16[1001,64,128]{2,1,0}, s32[]) async-start(%b), calls=%wrapped",
     ],
 )
 def test_a_copy_in_any_shape_is_found(line: str) -> None:
-    """Compilers copy to another layout, dtype or memory, at the top or inside a fusion."""
+    """To another layout, dtype or memory, at the top or inside a fusion, at once or in slices."""
     assert len(cache_copies(TEXT + f"  {line}\n", {SIZE})) == 1
     assert cache_copies(TEXT + f"  {line}\n", {SIZE + 1}) == ()
 
