@@ -62,7 +62,7 @@ def test_writes_in_place_are_no_copies() -> None:
         "%s = bf16[1001,64,128]{2,1,0} select(%mask, %p, %q)",
         "%j = bf16[1001,64,128]{2,1,0} concatenate(%a, %b), dimensions={0}",
         "%g = bf16[1001,64,128]{2,1,0} all-gather(%a), dimensions={1}",
-        '%b = bf16[1001,64,128]{2,1,0:S(1)} custom-call(%s, %t), custom_call_target="ConcatBitcast"',
+        '%b = bf16[1001,64,128]{2,1,0:S(1)} custom-call(%s), custom_call_target="ConcatBitcast"',
         "%a = ((bf16[8]{0}), bf16[1001,64,128]{2,1,0}, s32[]) async-start(%b), calls=%wrapped",
     ],
 )
