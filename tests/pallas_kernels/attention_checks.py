@@ -14,6 +14,8 @@ import numpy as np
 from .attention_cases import Case, Shape, bits, make_case, pages_after
 from .attention_steps import Subject, compiled_step, run
 
+MANY_ROWS = 64  # more take an interpreter a minute or two a case
+
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}
 
 
@@ -79,9 +81,16 @@ def cases(shape: Shape) -> dict[str, Case]:
 
 
 def some_cases(shape: Shape, start: int, count: int) -> list[Case]:
-    """A few of a shape's cases, others for each start: an interpreter takes a minute for one."""
+    """A few of a shape's cases, others for each start, all of them over many shapes."""
     listed = list(cases(shape).values())
     return [listed[(start + i * len(listed) // count) % len(listed)] for i in range(count)]
+
+
+def table_cases(shape: Shape, index: int) -> list[Case]:
+    """Every case of a shape of the table, or two where rows are many."""
+    if shape.rows > MANY_ROWS:
+        return some_cases(shape, index, 2)
+    return list(cases(shape).values())
 
 
 def check_equals_the_oracle(subject: Subject, shape: Shape, case: Case) -> None:

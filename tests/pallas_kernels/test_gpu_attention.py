@@ -21,6 +21,7 @@ from .attention_checks import (
     check_rows_are_alone,
     check_segments_are_alone,
     some_cases,
+    table_cases,
 )
 from .attention_steps import Subject
 from .attention_table import table
@@ -84,9 +85,8 @@ def test_equals_the_oracle_and_stores_what_it_should(shape: Shape):
 @pytest.mark.full
 @pytest.mark.parametrize("index", range(len(table("bfloat16"))))
 def test_the_whole_table(index: int):
-    """Two cases of each shape, all of them over the shapes: a case takes up to a minute."""
     shape = table("bfloat16")[index]
-    for case in some_cases(shape, index, 2):
+    for case in table_cases(shape, index):
         check_equals_the_oracle(GPU, shape, case)
 
 

@@ -22,6 +22,7 @@ from .attention_checks import (
     check_rows_are_alone,
     check_segments_are_alone,
     some_cases,
+    table_cases,
 )
 from .attention_steps import compiled_step, run
 from .attention_table import table
@@ -118,17 +119,14 @@ def test_queries_may_be_of_either_type():
 
 WHOLE_TABLE = table("bfloat16")
 LONG_CONTEXTS = [shape for shape in WHOLE_TABLE if shape.max_len > 2 * MIN_BLOCK_TOKENS]
-MANY_ROWS = 64  # more take the interpreter minutes a case
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("real_blocks")
 @pytest.mark.parametrize("index", range(len(WHOLE_TABLE)))
 def test_the_whole_table(index: int):
-    """Every case of a shape, or two where rows are many."""
     shape = WHOLE_TABLE[index]
-    has_many_rows = shape.rows > MANY_ROWS
-    for case in some_cases(shape, index, 2) if has_many_rows else cases(shape).values():
+    for case in table_cases(shape, index):
         check_equals_the_oracle(TPU, shape, case)
 
 
