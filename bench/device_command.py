@@ -6,6 +6,7 @@ started as the same command with --part.
 
 import importlib
 import json
+import math
 import os
 import signal
 import sys
@@ -62,9 +63,14 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
         return worker.work(part, index, count, Path(values.records), is_dry_run=values.dry_run)
     if not values.out:
         raise UsageError("--out is missing; it must name a file")
+    out = Path(values.out)
+    if out.is_dir() or not out.parent.is_dir():
+        raise UsageError(f"--out is {values.out!r}; it must name a file in a folder that is there")
+    if math.isnan(values.budget_s):
+        raise UsageError("--budget_s is nan; it must be a number of seconds")
     if not values.dry_run and not has_accelerator():
         raise CommandError("JAX finds no accelerator here; --dry_run tries the script on the CPU")
-    return _check(Path(values.out), values.budget_s, is_dry_run=values.dry_run)
+    return _check(out, values.budget_s, is_dry_run=values.dry_run)
 
 
 def _check(out: Path, budget_s: float, *, is_dry_run: bool) -> int:

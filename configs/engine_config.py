@@ -39,10 +39,11 @@ class EngineConfig:
         was trained for, or what the pages hold if that is less.
       page_size: Tokens per page.
       num_pages: Pages of the KV pool, page 0 (kept zero) included. None: from kv_cache_bytes.
-      kv_cache_bytes: Size of the KV pool. None: from device_memory_bytes, or what the device has.
-      device_memory_bytes: Memory for parameters, programs, temporaries and the KV pool together.
-        None: all that the device reports; the CPU reports none, and there the pool takes at most a
-        quarter of the memory that is free.
+      kv_cache_bytes: Size of the KV pool of each device. None: from device_memory_bytes, or what
+        the device has.
+      device_memory_bytes: Memory of each device for parameters, programs, temporaries and the KV
+        pool together. None: all that the device reports; the CPU reports none, and there the pools
+        take at most a quarter of the memory that is free.
       host_kv_bytes: Host memory for KV pages that had to leave the device; only those of the prefix
         cache go there. 0: they are dropped. With `deterministic` only those of preempted requests
         go there; 0: no more requests are admitted than can grow to their ends.

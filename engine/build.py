@@ -121,7 +121,9 @@ def build_engine(
         if limit_bytes is None:
             stats = device.memory_stats()
             if stats is None:  # the CPU backend keeps no account, and shares the machine
-                return kv_budget.host_pool_bytes(psutil.virtual_memory().available)
+                return kv_budget.host_pool_bytes(
+                    psutil.virtual_memory().available, config.tensor_parallel_size
+                )
             limit_bytes, parameter_bytes = stats["bytes_limit"], stats["bytes_in_use"]
         # The number of pages is part of the shapes that are compiled, so what a step takes besides
         # is measured with a pool of the least size.

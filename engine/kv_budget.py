@@ -45,7 +45,7 @@ def num_pages(
     if config.num_pages is not None:
         pages = config.num_pages
     elif config.kv_cache_bytes is not None:
-        source = "kv_cache_bytes"
+        source = f"kv_cache_bytes is {config.kv_cache_bytes}, which"
         pages = config.kv_cache_bytes // bytes_per_page
     else:
         # Begins with a field of the config, as all errors about it do.
@@ -117,12 +117,12 @@ def host_pages(config: EngineConfig, bytes_per_page: int) -> int:
     return config.host_kv_bytes // bytes_per_page
 
 
-def host_pool_bytes(available_bytes: int) -> int:
-    """What a pool in host memory may take when this much is free.
+def host_pool_bytes(available_bytes: int, num_devices: int) -> int:
+    """What the pool of each device may take of host memory when this much is free for all of them.
 
     A power of two: the number of pages is part of the compiled shapes, and a start that finds a
     little more or less memory free than the one before must find its programs in the cache.
-    Example: from 16 up to 32 GiB free it is 4 GiB.
+    Example: from 16 up to 32 GiB free it is 4 GiB for one device, and 512 MiB for each of eight.
     """
     share = available_bytes // HOST_SHARE
-    return 1 << share.bit_length() - 1 if share else 0
+    return (1 << share.bit_length() - 1 if share else 0) // num_devices

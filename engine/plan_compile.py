@@ -118,7 +118,12 @@ def compile_plan(job: PlanJob, devices: list[jax.Device], on_step: OnStep) -> Co
             return plan
         steps: list[PlannedStep] = []
         for layout in layouts:
-            steps.append(_compile(engine, job, layout, plan.num_pages, plan.max_model_len))
+            step = _compile(engine, job, layout, plan.num_pages, plan.max_model_len)
+            if step.cache_copies:
+                larger = _compile(engine, job, layout, plan.num_pages + 1, plan.max_model_len)
+                if not larger.cache_copies:  # other arrays, which do not grow with the pool
+                    step = dataclasses.replace(step, cache_copies=())
+            steps.append(step)
             on_step(len(steps) + 1, total)
     # Compilers raise what they like: whatever it is, it is the answer to what was asked.
     except Exception as error:
@@ -205,7 +210,9 @@ def _with_pages(job: PlanJob, plan: CompiledPlan, largest: PlannedStep) -> Compi
             config,
             model,
             bytes_per_page=plan.page_bytes,
-            free_bytes=lambda: _pool_bytes(job, measured),
+            free_bytes=lambda: (
+                job.host_pool_bytes if job.is_on_host else _left_bytes(job, measured)
+            ),
         )
         limits = EngineLimits.resolve(config, model, num_pages=pages, eos_token_ids=())
     except ValueError as error:
@@ -232,10 +239,8 @@ def _judged(job: PlanJob, plan: CompiledPlan) -> CompiledPlan:
     return plan
 
 
-def _pool_bytes(job: PlanJob, plan: CompiledPlan) -> int:
+def _left_bytes(job: PlanJob, plan: CompiledPlan) -> int:
     """What is left for the pages beside what the plan's steps take."""
-    if job.limit_bytes is None:
-        return job.host_pool_bytes
     return kv_budget.pool_bytes(
         job.limit_bytes,
         parameter_bytes=plan.parameter_bytes,
@@ -247,9 +252,7 @@ def _pool_bytes(job: PlanJob, plan: CompiledPlan) -> int:
 
 def _missing_bytes(job: PlanJob, plan: CompiledPlan, num_pages: int) -> int:
     """What a device lacks for so many pages and all the rest; negative: what it has left."""
-    if job.limit_bytes is None:
-        return 0
-    return num_pages * plan.page_bytes - _pool_bytes(job, plan)
+    return num_pages * plan.page_bytes - _left_bytes(job, plan)
 
 
 def _does_not_fit(missing_bytes: int) -> str:

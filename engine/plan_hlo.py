@@ -39,10 +39,11 @@ _NOT_NEW = frozenset(
     }
 )
 
-_IN_PLACE = "output_to_operand_aliasing="  # of a custom call, such as a kernel
-
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?P<type>.+?) (?P<opcode>[a-z][a-z0-9-]*)\(")
 _ARRAY = re.compile(r"\b(?P<dtype>pred|bf16|[a-z][a-z0-9]*?)\[(?P<shape>[0-9,]*)\]")
+# Of a custom call, such as a kernel: output_to_operand_aliasing={{1}: (4, {}), {2}: (5, {})}.
+_ALIASING = "output_to_operand_aliasing="
+_OUTPUT = re.compile(r"\{([0-9]*)\}: \(")
 _BITS = re.compile(r"[a-z]+?([0-9]+)")
 
 
@@ -89,9 +90,16 @@ def cache_copies(text: str, leaf_sizes: Collection[int]) -> tuple[str, ...]:
         f"{opcode} {result}"
         for result, opcode, line in _instructions(text)
         if opcode not in _NOT_NEW
-        and not (opcode == "custom-call" and _IN_PLACE in line)
-        and any(math.prod(shape) in leaf_sizes for _, shape in _arrays(result))
+        and any(math.prod(shape) in leaf_sizes for shape in _new_shapes(result, line))
     )
+
+
+def _new_shapes(result: str, line: str) -> Iterator[tuple[int, ...]]:
+    """Shapes of an instruction's results, but for those that a custom call writes in place."""
+    in_place = set(_OUTPUT.findall(line.partition(_ALIASING)[2]))
+    for index, (_, shape) in enumerate(_arrays(result)):
+        if not in_place & {"", str(index)}:  # without a number: the only result
+            yield shape
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str, str]]:

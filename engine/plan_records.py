@@ -28,8 +28,8 @@ class PlanJob:
       model: The model.
       config: The engine's sizes; tensor_parallel_size is the number of devices.
       devices: What it shall run on.
-      host_pool_bytes: What the KV pool takes of host memory, where the devices have none of their
-        own and the config does not say.
+      host_bytes: Memory of the host, which is that of devices without any of their own.
+      host_pool_bytes: What the KV pool of each such device takes, where the config does not say.
       compiles_all: Compile every step, not just the largest and the smallest.
       max_layers: Of a model with more layers, one and two are compiled and the rest extrapolated.
     """
@@ -37,6 +37,7 @@ class PlanJob:
     model: ModelConfig
     config: EngineConfig
     devices: Devices
+    host_bytes: int
     host_pool_bytes: int
     compiles_all: bool
     max_layers: int
@@ -52,9 +53,15 @@ class PlanJob:
         return 2 if self.is_extrapolated else self.model.num_layers
 
     @property
-    def limit_bytes(self) -> int | None:
-        """Memory of one device. None: host memory, which others use too."""
-        return self.config.device_memory_bytes or self.devices.chip.memory_bytes
+    def limit_bytes(self) -> int:
+        """Memory of one device."""
+        own = self.config.device_memory_bytes or self.devices.chip.memory_bytes
+        return own or self.host_bytes // self.devices.count
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the devices have no memory of their own, nor a limit."""
+        return not (self.config.device_memory_bytes or self.devices.chip.memory_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

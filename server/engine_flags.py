@@ -35,11 +35,11 @@ _HELP = {
     ),
     "page_size": "Tokens per KV page.",
     "num_pages": "KV pages, one of which stays empty. Default: from kv_cache_bytes.",
-    "kv_cache_bytes": "Bytes of all KV pages. Default: from device_memory_bytes.",
+    "kv_cache_bytes": "Bytes of all KV pages, on each device. Default: from device_memory_bytes.",
     "device_memory_bytes": (
-        "Bytes that weights, programs, temporaries and KV pages may take together. Default: all "
-        "that the device reports; a CPU reports none, and there the KV pages take at most a "
-        "quarter of the free memory."
+        "Bytes of each device that weights, programs, temporaries and KV pages may take together. "
+        "Default: all that the device reports; a CPU reports none, and there the KV pages take at "
+        "most a quarter of the free memory."
     ),
     "host_kv_bytes": (
         "Bytes of host memory for KV pages that had to leave the device; 0 drops them. With "

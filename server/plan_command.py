@@ -78,13 +78,16 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
 
 
 def _job(values: flags.FlagValues, model: ModelConfig, devices: Devices) -> PlanJob:
-    pool_bytes = 0
+    host_bytes = pool_bytes = 0
     if devices.chip.memory_bytes is None:
-        pool_bytes = kv_budget.host_pool_bytes(psutil.virtual_memory().available)
+        host = psutil.virtual_memory()
+        host_bytes = host.total
+        pool_bytes = kv_budget.host_pool_bytes(host.available, devices.count)
     return PlanJob(
         model=model,
         config=engine_config(values, _FIELDS, tensor_parallel_size=devices.count),
         devices=devices,
+        host_bytes=host_bytes,
         host_pool_bytes=pool_bytes,
         compiles_all=values.all,
         max_layers=_MAX_LAYERS,
@@ -129,7 +132,7 @@ def _model(name: str) -> ModelConfig:
 
 def _existing(name: str) -> Path:
     path = Path(name)
-    if not path.exists():
+    if not name or not path.exists():
         raise UsageError(
             f"--model is {name!r}; it must be a preset ({', '.join(preset_names())}) or the path "
             "of a file or folder"

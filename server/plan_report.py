@@ -36,7 +36,8 @@ def report(model: str, chips: Sequence[dict[str, Any]]) -> str:
     lines = [f"{model}: GiB are of one device", format_table(_HEADER, list(map(_row, chips)))]
     lines += [
         *_wrapped(
-            "requests: how many fit at the longest context. TPOT: with so many, at that context. "
+            "requests: how many fit at the longest context. TPOT: there, of the largest decode "
+            "step that they fill. "
             f"TTFT: of the longest prompt, alone. TPOT and TTFT are {BOUNDS_NOTE}."
         ),
     ]
@@ -110,7 +111,7 @@ def _tpot(bounds: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _bounds(what: str, values: Sequence[dict[str, Any]], by: str, name: str) -> Iterator[str]:
     if values:
-        yield f"  {what}: " + ", ".join(f"{each[name]:g} at {each[by]}" for each in values)
+        yield f"  {what}: " + ", ".join(f"{each[name]} at {each[by]}" for each in values)
 
 
 def _kernels(kernels: Sequence[dict[str, Any]]) -> Iterator[str]:

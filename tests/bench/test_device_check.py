@@ -104,6 +104,24 @@ def test_without_an_accelerator_it_says_so_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "found.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--out={}", "--out is '{}'; it must name a file"),
+        ("--out={}/none/found.json", "--out is '{}/none/found.json'; it must name a file"),
+        ("--budget_s=nan", "--budget_s is nan; it must be a number of seconds"),
+    ],
+)
+def test_what_it_cannot_do_it_says_before_it_begins(
+    tmp_path: Path, flag: str, message: str
+) -> None:
+    with start(tmp_path / "found.json", "--dry_run", flag.format(tmp_path)) as process:
+        _, stderr = process.communicate()
+    assert process.returncode == 2
+    assert message.format(tmp_path) in stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_numbers_of_a_cpu_are_never_taken_for_those_of_a_device(tmp_path: Path) -> None:
     """Where JAX could tell only later that there is none."""
     records = tmp_path / "records"

@@ -50,6 +50,7 @@ def main(folder: str, pages: str, cache: str) -> None:
         model=checkpoint.config,
         config=config,
         devices=devices,
+        host_bytes=1 << 40,
         host_pool_bytes=0,
         compiles_all=False,
         max_layers=32,

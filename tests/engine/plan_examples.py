@@ -16,6 +16,7 @@ def make_job(chips: str = "cpu-1") -> PlanJob:
         model=model,
         config=EngineConfig(tensor_parallel_size=devices.count),
         devices=devices,
+        host_bytes=1 << 40,
         host_pool_bytes=0,
         compiles_all=False,
         max_layers=32,

@@ -34,9 +34,14 @@ def test_memory_is_not_measured_where_the_config_says_it():
 def test_a_little_more_or_less_free_memory_gives_the_same_pool():
     """Else the next start finds none of its programs in the cache: pages are a compiled shape."""
     gib = 2**30
-    assert {host_pool_bytes(free) for free in (16 * gib, 21 * gib, 22 * gib + 4711)} == {4 * gib}
-    assert host_pool_bytes(16 * gib - 1) == 2 * gib
-    assert [host_pool_bytes(free) for free in (0, 3, 4)] == [0, 0, 1]
+    assert {host_pool_bytes(free, 1) for free in (16 * gib, 21 * gib, 22 * gib + 47)} == {4 * gib}
+    assert host_pool_bytes(16 * gib - 1, 1) == 2 * gib
+    assert [host_pool_bytes(free, 1) for free in (0, 3, 4)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("num_devices", [2, 3, 8])
+def test_devices_that_share_the_host_share_what_one_would_take(num_devices: int):
+    assert host_pool_bytes(2**34, num_devices) == 2**32 // num_devices
 
 
 def test_free_memory_bounds_what_the_config_leaves_open():
@@ -74,8 +79,8 @@ def test_places_of_the_pool_fit_int32():
 @pytest.mark.parametrize(
     ("source", "settings"),
     [
-        ("kv_cache_bytes gives 1 pages", {"kv_cache_bytes": 1999}),
-        ("kv_cache_bytes gives 0 pages", {"kv_cache_bytes": 999}),
+        ("kv_cache_bytes is 1999, which gives 1 pages", {"kv_cache_bytes": 1999}),
+        ("kv_cache_bytes is 999, which gives 0 pages", {"kv_cache_bytes": 999}),
         ("memory that is free for the KV pool gives 1 pages", {"free_bytes": 1999}),
         ("memory that is free for the KV pool gives 0 pages", {"free_bytes": 0}),
     ],

@@ -52,7 +52,8 @@ CHANGES: dict[str, Callable[[PlanJob], PlanJob]] = {
             job.devices, chip=dataclasses.replace(job.devices.chip, topologies={1: "1x1"})
         ),
     ),
-    "memory": lambda job: dataclasses.replace(job, host_pool_bytes=1),
+    "memory": lambda job: dataclasses.replace(job, host_bytes=1),
+    "free memory": lambda job: dataclasses.replace(job, host_pool_bytes=1),
     "steps": lambda job: dataclasses.replace(job, compiles_all=True),
     "layers": lambda job: dataclasses.replace(job, max_layers=1),
 }

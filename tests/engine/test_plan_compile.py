@@ -97,6 +97,7 @@ def job(**changes: int) -> PlanJob:
             dtype="float32", deterministic=True, max_num_seqs=2, prefill_chunk_tokens=16, **changes
         ),
         devices=devices,
+        host_bytes=1 << 32,
         host_pool_bytes=1 << 30,
         compiles_all=False,
         max_layers=2,
@@ -170,7 +171,7 @@ def test_what_a_compiler_says_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> 
     ("changes", "reason"),
     [
         ({"device_memory_bytes": 10_000}, "does not fit: each device lacks "),
-        ({"kv_cache_bytes": 10}, "kv_cache_bytes gives 0 pages of "),
+        ({"kv_cache_bytes": 10}, "kv_cache_bytes is 10, which gives 0 pages of "),
         ({"max_model_len": 200, "num_pages": 3}, "max_model_len is 200; it must be at most 33"),
     ],
 )
@@ -185,6 +186,34 @@ def test_what_cannot_be_has_a_reason(
     assert plan.reason.startswith(reason)
     assert (plan.missing_bytes > 0) == ("lacks" in reason)
     assert plan.num_pages is None
+
+
+@pytest.mark.usefixtures("types_unchecked")
+def test_a_pool_that_the_host_does_not_have_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*_: object) -> PlannedStep:
+        return STEP
+
+    monkeypatch.setattr(plan_compile, "_compile", measured)
+    plan = compile_plan(job(num_pages=2**20), jax.devices()[:1], ignore_step)
+    assert plan.missing_bytes > 2**20 * plan.page_bytes - job().host_bytes
+    assert plan.reason.startswith("does not fit: each device lacks ")
+
+
+@pytest.mark.usefixtures("types_unchecked")
+@pytest.mark.parametrize(("grows", "reason"), [(True, "1 copies of a layer's"), (False, "")])
+def test_an_array_as_large_as_the_pages_by_chance_is_no_copy_of_them(
+    monkeypatch: pytest.MonkeyPatch, grows: bool, reason: str
+) -> None:
+    """Hidden states may have as many elements as a small pool."""
+
+    def compiled(engine: object, job: object, layout: object, pages: int, _: int) -> PlannedStep:
+        found = pages == 17 or (grows and pages == 18)
+        return dataclasses.replace(STEP, cache_copies=("copy f32[8]",) if found else ())
+
+    monkeypatch.setattr(plan_compile, "_compile", compiled)
+    plan = compile_plan(job(num_pages=17), jax.devices()[:1], ignore_step)
+    assert plan.reason.startswith(reason)
+    assert bool(plan.reason) == grows
 
 
 def test_a_context_beyond_the_models_is_refused_before_anything_compiles(

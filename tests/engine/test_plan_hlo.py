@@ -29,6 +29,7 @@ ENTRY %main (p: bf16[1001,64,128]) -> bf16[1001,64,128] {
   %flags = pred[16]{0} all-gather(%w), dimensions={0}
   %fusion.1 = bf16[64064,128]{1,0} fusion(%bitcast.1), kind=kLoop, calls=%fused
   %write = bf16[1001,64,128]{2,1,0} custom-call(%v, %p), output_to_operand_aliasing={{}: (1, {})}
+  %k = (s8[4]{0}, bf16[1001,64,128]{2,1,0}) custom-call(), output_to_operand_aliasing={{1}: (4, {})}
   %name.all-reduce = f32[7]{0} add(%q, %q), metadata={op_name="all-reduce(x)"}
   ROOT %r = bf16[1001,64,128]{2,1,0} bitcast(%fusion.1)
 }
@@ -63,6 +64,7 @@ def test_writes_in_place_are_no_copies() -> None:
         "%j = bf16[1001,64,128]{2,1,0} concatenate(%a, %b), dimensions={0}",
         "%g = bf16[1001,64,128]{2,1,0} all-gather(%a), dimensions={1}",
         '%b = bf16[1001,64,128]{2,1,0:S(1)} custom-call(%s), custom_call_target="ConcatBitcast"',
+        "%k = (s8[4], bf16[1001,64,128]) custom-call(), output_to_operand_aliasing={{0}: (0, {})}",
         "%a = ((bf16[8]{0}), bf16[1001,64,128]{2,1,0}, s32[]) async-start(%b), calls=%wrapped",
     ],
 )

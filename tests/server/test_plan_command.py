@@ -205,6 +205,7 @@ def test_a_folder_without_weights_is_planned(
         ("--chips=h101-1", "--chips is 'h101-1'; no chip is called 'h101'"),
         ("--chips=tpu7x-1", "--chips is 'tpu7x-1'; the number of tpu7x devices must be one of"),
         ("--chips=", "--chips is ''; '' must be NAME-COUNT"),
+        ("--model=", "--model is ''; it must be a preset"),
         ("--model=/no/such/file", "--model is '/no/such/file'; it must be a preset (llama-3.1-70b"),
         ("--max_num_seqs=0", "--max_num_seqs is 0; it must be"),
         ("--compilation_cache_dir=x", "Unknown command line flag 'compilation_cache_dir'"),
