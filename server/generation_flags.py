@@ -33,6 +33,7 @@ _LOCAL_FIELDS = (
     "page_size",
     "num_pages",
     "kv_cache_bytes",
+    "max_stop_ids",
 )
 
 
