@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 
 from .attention_cases import Case, Shape, bits, make_case, pages_after
 from .attention_steps import Subject, compiled_step, run
-
-MANY_ROWS = 64  # more take an interpreter a minute or two a case
+from .attention_table import table
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}
 
@@ -66,31 +66,45 @@ def segments(shape: Shape) -> dict[str, list[tuple[int, int]]]:
     }
 
 
-def cases(shape: Shape) -> dict[str, Case]:
-    """Every data of a shape, by what is special about it."""
+def _case_data(shape: Shape) -> dict[str, tuple[list[int], list[tuple[int, int]], int]]:
+    """Rows' lengths, segments and seed of every case of a shape, by what is special about it."""
     lens = row_lens(shape)
     if not shape.chunk:
-        return {name: make_case(shape, rows) for name, rows in lens.items()}
+        return {name: (rows, [], 0) for name, rows in lens.items()}
     mixed = list(lens.items())
     return {
-        f"{name}, rows {mixed[i % len(mixed)][0]}": make_case(
-            shape, mixed[i % len(mixed)][1], runs, seed=i
-        )
+        f"{name}, rows {mixed[i % len(mixed)][0]}": (mixed[i % len(mixed)][1], runs, i)
         for i, (name, runs) in enumerate(segments(shape).items())
     }
 
 
+def case_names(shape: Shape) -> list[str]:
+    """Of every case of a shape, none of which is made."""
+    return list(_case_data(shape))
+
+
+def named_case(shape: Shape, name: str) -> Case:
+    """The case of that name."""
+    return make_case(shape, *_case_data(shape)[name])
+
+
+def cases(shape: Shape) -> dict[str, Case]:
+    """Every case of a shape."""
+    return {name: named_case(shape, name) for name in case_names(shape)}
+
+
 def some_cases(shape: Shape, start: int, count: int) -> list[Case]:
     """A few of a shape's cases, others for each start, all of them over many shapes."""
-    listed = list(cases(shape).values())
-    return [listed[(start + i * len(listed) // count) % len(listed)] for i in range(count)]
+    names = case_names(shape)
+    picked = [names[(start + i * len(names) // count) % len(names)] for i in range(count)]
+    return [named_case(shape, name) for name in picked]
 
 
-def table_cases(shape: Shape, index: int) -> list[Case]:
-    """Every case of a shape of the table, or two where rows are many."""
-    if shape.rows > MANY_ROWS:
-        return some_cases(shape, index, 2)
-    return list(cases(shape).values())
+def whole_table(dtype: str) -> pytest.MarkDecorator:
+    """For a test of a `shape` and a case's `name`: every case of the table is one of its own."""
+    every = [(shape, name) for shape in table(dtype) for name in case_names(shape)]
+    ids = [f"{shape}-{name}" for shape, name in every]
+    return pytest.mark.parametrize(("shape", "name"), every, ids=ids)
 
 
 def check_equals_the_oracle(subject: Subject, shape: Shape, case: Case) -> None:

@@ -20,11 +20,11 @@ from .attention_checks import (
     check_nan_poisons_nobody_else,
     check_rows_are_alone,
     check_segments_are_alone,
+    named_case,
     some_cases,
-    table_cases,
+    whole_table,
 )
 from .attention_steps import Subject
-from .attention_table import table
 from .gpu_subject import GPU, reset_interpreter
 
 # Together: one row and several, which blocks share; groups of 1 to 16, with heads that fill a
@@ -83,11 +83,9 @@ def test_equals_the_oracle_and_stores_what_it_should(shape: Shape):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("index", range(len(table("bfloat16"))))
-def test_the_whole_table(index: int):
-    shape = table("bfloat16")[index]
-    for case in table_cases(shape, index):
-        check_equals_the_oracle(GPU, shape, case)
+@whole_table("bfloat16")
+def test_the_whole_table(shape: Shape, name: str):
+    check_equals_the_oracle(GPU, shape, named_case(shape, name))
 
 
 def test_what_free_places_and_padding_hold_changes_no_bit():

@@ -15,6 +15,8 @@ from .attention_checks import (
     check_rows_are_alone,
     check_segments_are_alone,
     compiled,
+    named_case,
+    whole_table,
 )
 from .attention_steps import REFERENCE, run
 from .attention_table import PARAMETERS, combinations, pairs, table
@@ -59,11 +61,15 @@ def test_equals_the_oracle_and_stores_what_it_should(shape: Shape):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_whole_table(dtype: str):
-    for shape in table(dtype):
-        for case in cases(shape).values():
-            check_equals_the_oracle(REFERENCE, shape, case)
+@whole_table("float32")
+def test_the_whole_table_in_float32(shape: Shape, name: str):
+    check_equals_the_oracle(REFERENCE, shape, named_case(shape, name))
+
+
+@pytest.mark.full
+@whole_table("bfloat16")
+def test_the_whole_table_in_bfloat16(shape: Shape, name: str):
+    check_equals_the_oracle(REFERENCE, shape, named_case(shape, name))
 
 
 def test_the_table_has_every_pair():

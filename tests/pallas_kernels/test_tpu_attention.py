@@ -21,8 +21,9 @@ from .attention_checks import (
     check_nan_poisons_nobody_else,
     check_rows_are_alone,
     check_segments_are_alone,
+    named_case,
     some_cases,
-    table_cases,
+    whole_table,
 )
 from .attention_steps import compiled_step, run
 from .attention_table import table
@@ -117,17 +118,14 @@ def test_queries_may_be_of_either_type():
     np.testing.assert_array_equal(found, expected)
 
 
-WHOLE_TABLE = table("bfloat16")
-LONG_CONTEXTS = [shape for shape in WHOLE_TABLE if shape.max_len > 2 * MIN_BLOCK_TOKENS]
-
-
 @pytest.mark.full
 @pytest.mark.usefixtures("real_blocks")
-@pytest.mark.parametrize("index", range(len(WHOLE_TABLE)))
-def test_the_whole_table(index: int):
-    shape = WHOLE_TABLE[index]
-    for case in table_cases(shape, index):
-        check_equals_the_oracle(TPU, shape, case)
+@whole_table("bfloat16")
+def test_the_whole_table(shape: Shape, name: str):
+    check_equals_the_oracle(TPU, shape, named_case(shape, name))
+
+
+LONG_CONTEXTS = [s for s in table("bfloat16") if s.max_len > 2 * MIN_BLOCK_TOKENS]
 
 
 @pytest.mark.full
