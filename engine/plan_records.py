@@ -55,13 +55,17 @@ class PlanJob:
     @property
     def limit_bytes(self) -> int:
         """Memory of one device."""
-        own = self.config.device_memory_bytes or self.devices.chip.memory_bytes
-        return own or self.host_bytes // self.devices.count
+        return self._own_bytes or self.host_bytes // self.devices.count
 
     @property
     def is_on_host(self) -> bool:
         """Whether the devices have no memory of their own, nor a limit."""
-        return not (self.config.device_memory_bytes or self.devices.chip.memory_bytes)
+        return not self._own_bytes
+
+    @property
+    def _own_bytes(self) -> int | None:
+        """Memory of one device, or the limit that the config sets instead."""
+        return self.config.device_memory_bytes or self.devices.chip.memory_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

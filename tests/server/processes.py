@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+OCTAVO = [sys.executable, "-m", "octavo.server"]
 
 
 @dataclass

@@ -11,6 +11,8 @@ from octavo.server.local_server import local_server
 from octavo.server.model_loading import load_model
 from tests.engine.conftest import TINY_ENGINE, ignore_progress
 
+COMPILED = default_cache_dir() / "compiled-by-tests"
+
 
 @contextmanager
 def serving(folder: Path) -> Generator[str]:
@@ -20,7 +22,7 @@ def serving(folder: Path) -> Generator[str]:
         served_name=None,
         engine=TINY_ENGINE,
         cache_dir=Path(),
-        compilation_cache_dir=default_cache_dir() / "compiled-by-tests",
+        compilation_cache_dir=COMPILED,
     )
     with local_server(partial(load_model, options), ignore_progress) as address:
         yield address

@@ -1,5 +1,6 @@
 """Kind 2.4: a model's end ids are those of its checkpoint and of its tokenizer together."""
 
+import subprocess
 from pathlib import Path
 
 import grpc
@@ -18,7 +19,8 @@ from tests.models.tiny_checkpoints import (
     write_huggingface,
 )
 
-from .real_server import serving
+from .processes import OCTAVO, ROOT
+from .real_server import COMPILED, serving
 
 OF_THE_CONFIG, OF_GENERATION = 300, 301
 
@@ -56,3 +58,19 @@ def test_any_of_them_ends_an_output_over_grpc(folder: Path) -> None:
             (end,) = [event.finished for event in events if event.HasField("finished")]
             assert end == pb.Finished(reason=pb.FINISH_REASON_STOP, stop_token_id=end_id)
             assert events[-1].completed.usage.completion_tokens == 3
+
+
+def test_a_model_with_many_of_them_generates_with_the_flag_that_makes_room(folder: Path) -> None:
+    """Fails if `generate` lacks --max_stop_ids, without which such a model could not be tried."""
+
+    command = [*OCTAVO, "generate", f"--model={folder}", "--prompt_ids=5,6", "--max_tokens=1"]
+    command += ["--num_pages=9", "--prefill_chunk_tokens=16", f"--compilation_cache_dir={COMPILED}"]
+
+    def generate(max_stop_ids: int) -> subprocess.CompletedProcess[str]:
+        line = [*command, f"--max_stop_ids={max_stop_ids}"]
+        return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    refused = generate(3)
+    assert "max_stop_ids is 3; it must be at least 4" in refused.stderr
+    assert refused.returncode != 0
+    assert generate(4).returncode == 0

@@ -26,9 +26,7 @@ from octavo.server.request_flags import define_request_flags, set_request_flags
 from octavo.server.scheduling_flags import define_scheduling_flags, scheduling_config
 
 from .harness import eventually, running
-from .processes import ROOT, fake_server_command, server_process
-
-OCTAVO = [sys.executable, "-m", "octavo.server"]
+from .processes import OCTAVO, ROOT, fake_server_command, server_process
 
 
 @pytest.fixture(scope="module")

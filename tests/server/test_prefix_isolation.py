@@ -6,7 +6,6 @@ time that another tenant's prompt takes.
 
 import asyncio
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from octavo.server.client import Answer, Choice, generate, open_channel
 
 from .harness import rest, token_ids
 from .host_loop import HostLoop, host_loop
-from .processes import server_process
+from .processes import OCTAVO, server_process
 from .sign_flips import p_value
 
 PAGE_SIZE = 4  # of host_loop
@@ -146,7 +145,7 @@ def _assert_same(one: Choice, other: Choice) -> None:
 @pytest.fixture(scope="module")
 def real(default_model_path: Path) -> Iterator[RealServer]:
     """Pages for all that is sent: nothing is evicted."""
-    serve = [sys.executable, "-m", "octavo.server", "serve", f"--model={default_model_path}"]
+    serve = [*OCTAVO, "serve", f"--model={default_model_path}"]
     serve += ["--port=0", "--max_num_seqs=2", "--max_model_len=2048", "--num_pages=4000"]
     with server_process(serve) as server, open_channel(server.address) as channel:
         real = RealServer(channel)

@@ -4,7 +4,6 @@ import json
 import math
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from octavo.models.fetch import default_cache_dir
 from octavo.server import octavo_pb2 as pb
 from octavo.server.client import generate, open_channel
 
-from .processes import ROOT, server_process
+from .processes import OCTAVO, ROOT, server_process
 
-OCTAVO = [sys.executable, "-m", "octavo.server"]
 # The engine of tests/engine's default_engine_float32: what it compiled is not compiled again.
 SMALL = [
     "--dtype=float32",
