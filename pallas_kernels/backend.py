@@ -8,7 +8,8 @@ Promises of every backend, which tests hold all of them to:
 - What lies past a row's length, in places never written or in page-table entries past its pages,
   NaN included, never reaches its result; nor does what is in another row or segment.
 - The order in which a row is summed depends on its own length and on the executable alone.
-- Page 0 is never written, and every offset is right beyond 2^31 elements.
+- Page 0 is never written, and every offset is right beyond 2^31 elements. Tokens are numbered with
+  int32: pages times page_size, and behind them a step's padding, must stay below 2^31.
 """
 
 import abc
@@ -28,6 +29,9 @@ KV_HEAD_AXIS = 2
 
 Work = Any
 """A work list: a pytree of the backend's own."""
+
+LOWEST = -1e30
+"""Where a running maximum of scores starts: finite, so that nothing ever computes inf - inf."""
 
 
 class UnsupportedShape(ValueError):
@@ -70,6 +74,24 @@ class AttentionShape:
     chunk: int
     segments: int
     pages_per_seq: int
+
+
+def heads_refusal(shape: AttentionShape, *, max_head_dim: int, max_group: int) -> str | None:
+    """Why kernels with these bounds cannot run the heads of a shape; None: they can.
+
+    Args:
+      shape: What they are asked for.
+      max_head_dim: The widest head.
+      max_group: Most query heads per kv head.
+    """
+    head_dim, kv_heads, q_heads = shape.kv.head_dim, shape.kv.kv_heads, shape.q_heads
+    if not 1 <= head_dim <= max_head_dim:
+        return f"head_dim {head_dim}: must be in [1, {max_head_dim}]"
+    if q_heads % kv_heads:
+        return f"q_heads {q_heads}: must be a multiple of kv_heads {kv_heads}"
+    if q_heads // kv_heads > max_group:
+        return f"q_heads {q_heads}: at most {max_group} for each of {kv_heads} kv_heads"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,6 +131,7 @@ class GpuBackend(AttentionBackend):
 
 
 def gpu_backend(device: Any) -> GpuBackend:
-    """The backend for a CUDA device, or for one that is only compiled for."""
-    major, minor = device.compute_capability.split(".")
-    return GpuBackend(GpuChip(10 * int(major) + int(minor), device.core_count))
+    """The backend for a device, there or only compiled for; other makers' have capability 0."""
+    major, _, minor = device.compute_capability.partition(".")
+    is_cuda = major.isdecimal() and minor.isdecimal()
+    return GpuBackend(GpuChip(10 * int(major) + int(minor) if is_cuda else 0, device.core_count))

@@ -1,18 +1,18 @@
 """What the GPU kernels take of a chip: tiles, ring slots, splits and shared memory, from shapes.
 
 Nothing here is a table of tuned numbers. A kernel's tile is as wide as its registers allow without
-a spill, its ring as deep as lets two blocks share a multiprocessor, and its splits as many as fill
-the chip once.
+a spill, its ring as deep as lets two blocks share a multiprocessor (two slots at least), and its
+splits as many as fill the chip once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .backend import AttentionShape
+from .backend import AttentionShape, UnsupportedShape, heads_refusal
 
 # Compute capability: KiB of shared memory of a multiprocessor. Those that the kernels compile for.
 SHARED_KIB = {80: 164, 90: 228, 100: 228}
 RESERVED_BYTES = 1024  # of each block, by CUDA
-BLOCKS_PER_SM = 2  # one computes while the other waits for its pages
+BLOCKS_PER_SM = 2  # where they fit: one computes while the other waits for its pages
 
 HEAD_DIMS = (64, 128, 256)  # widths of a head in the pages; others are padded with zeros
 MAX_GROUP = 16  # query heads per kv head: rows of one tensor core product
@@ -31,7 +31,8 @@ class GpuChip:
     """What the budgets depend on.
 
     Attributes:
-      compute_capability: Ten times major plus minor: 80 is Ampere, 90 Hopper, 100 Blackwell.
+      compute_capability: Ten times major plus minor: 80 is Ampere, 90 Hopper, 100 Blackwell. 0: not
+        a CUDA device.
       num_sms: Multiprocessors.
     """
 
@@ -43,7 +44,7 @@ class GpuChip:
         """Whether pages are copied by the tensor memory accelerator; else by cp.async."""
         return self.compute_capability >= 90
 
-    def block_bytes(self, blocks: int = 1) -> int:
+    def block_bytes(self, blocks: int) -> int:
         """Shared memory of a block where so many share a multiprocessor."""
         return SHARED_KIB[self.compute_capability] * 1024 // blocks - RESERVED_BYTES
 
@@ -69,12 +70,12 @@ def padded_head_dim(head_dim: int) -> int:
     """Width of a head in the pages.
 
     Raises:
-      ValueError: It is wider than the widest.
+      UnsupportedShape: It is wider than the widest.
     """
     for width in HEAD_DIMS:
         if head_dim <= width:
             return width
-    raise ValueError(f"head_dim {head_dim} is over {HEAD_DIMS[-1]}")
+    raise UnsupportedShape(f"head_dim {head_dim}: must be in [1, {HEAD_DIMS[-1]}]")
 
 
 def kv_tile(width: int) -> int:
@@ -98,9 +99,10 @@ def decode_plan(
     # Weights of 16 query heads in bfloat16, and the block's result on its way out in float32.
     fixed = _aligned(MAX_GROUP * tile * 2) + _aligned(MAX_GROUP * width * 4)
     fixed += _REDUCTION_BYTES + _barrier_bytes(chip)
-    splits = BLOCKS_PER_SM * chip.num_sms // (rows * kv_heads)
-    splits = max(1, min(splits, MAX_SPLITS, -(-max_tokens // tile)))
-    return _with_ring(chip, tile=tile, width=width, fixed=fixed, splits=splits)
+    plan = _with_ring(chip, tile=tile, width=width, fixed=fixed)
+    blocks_per_sm = BLOCKS_PER_SM if plan.shared_bytes <= chip.block_bytes(BLOCKS_PER_SM) else 1
+    splits = blocks_per_sm * chip.num_sms // (rows * kv_heads)
+    return replace(plan, splits=max(1, min(splits, MAX_SPLITS, -(-max_tokens // tile))))
 
 
 def holds_queries(width: int) -> bool:
@@ -114,7 +116,7 @@ def prefill_plan(chip: GpuChip, width: int) -> KernelPlan:
     # Weights of the tile, results of a tile that is not full, and queries that have no registers.
     fixed = _aligned(QUERIES * tile * 2) + _aligned(QUERIES * 64 * 2) + _barrier_bytes(chip)
     fixed += 0 if holds_queries(width) else _aligned(QUERIES * width * 2)
-    return _with_ring(chip, tile=tile, width=width, fixed=fixed, splits=1)
+    return _with_ring(chip, tile=tile, width=width, fixed=fixed)
 
 
 def refusal(chip: GpuChip, shape: AttentionShape) -> str | None:
@@ -124,34 +126,26 @@ def refusal(chip: GpuChip, shape: AttentionShape) -> str | None:
         return f"compute_capability {chip.compute_capability}: must be in {sorted(SHARED_KIB)}"
     if kv.dtype != "bfloat16":
         return f"dtype {kv.dtype}: must be bfloat16, which the products are made for"
-    if not 1 <= kv.head_dim <= HEAD_DIMS[-1]:
-        return f"head_dim {kv.head_dim}: must be in [1, {HEAD_DIMS[-1]}]"
-    width = padded_head_dim(kv.head_dim)
+    refused = heads_refusal(shape, max_head_dim=HEAD_DIMS[-1], max_group=MAX_GROUP)
+    if refused is not None:
+        return refused
     # Swizzled rows go by 8. cp.async deals tiles of 8 by 64 to four warps, and wants one for each.
-    rows = 16 if width == 64 and not chip.has_tma else 8
+    rows = 16 if padded_head_dim(kv.head_dim) == 64 and not chip.has_tma else 8
     if kv.page_size < 1 or kv.page_size % rows:
         return f"page_size {kv.page_size}: must be a multiple of {rows}"
-    if shape.q_heads % kv.kv_heads:
-        return f"q_heads {shape.q_heads}: must be a multiple of kv_heads {kv.kv_heads}"
-    if shape.q_heads // kv.kv_heads > MAX_GROUP:
-        return f"q_heads {shape.q_heads}: at most {MAX_GROUP} for each of {kv.kv_heads} kv_heads"
     if shape.rows > MAX_GRID:
         return f"rows {shape.rows}: at most {MAX_GRID}"
-    plans = (
-        decode_plan(chip, rows=1, kv_heads=1, width=width, max_tokens=1),
-        prefill_plan(chip, width),
-    )
-    needed, most = max(plan.shared_bytes for plan in plans), chip.block_bytes()
-    if needed > most:
-        return f"head_dim {kv.head_dim}: {needed} bytes of shared memory, at most {most}"
     return None
 
 
-def _with_ring(chip: GpuChip, *, tile: int, width: int, fixed: int, splits: int) -> KernelPlan:
-    """As many slots as two blocks per multiprocessor leave room for, and at least two."""
+def _with_ring(chip: GpuChip, *, tile: int, width: int, fixed: int) -> KernelPlan:
+    """As many slots as two blocks per multiprocessor leave room for, and at least two; one split.
+
+    So all chips that are named have room for a block of every width.
+    """
     slot = tile * 2 * width * 2
     stages = max(2, min(MAX_STAGES, (chip.block_bytes(BLOCKS_PER_SM) - fixed) // slot))
-    return KernelPlan(tile, stages, splits, fixed + stages * slot)
+    return KernelPlan(tile, stages, 1, fixed + stages * slot)
 
 
 def _aligned(size: int) -> int:

@@ -18,11 +18,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from . import gpu_copies, gpu_softmax
-from .backend import Scoring
+from .backend import LOWEST, Scoring
 from .gpu_budget import MAX_GROUP, THREADS, KernelPlan
 from .gpu_cache import pad_heads
 from .gpu_copies import PageRing, Pages, Scalar
-from .gpu_softmax import LOG2_E, LOWEST, along_rows, full, store
+from .gpu_softmax import LOG2_E, along_rows, full, store
 from .gpu_work import DecodeWork
 
 # Warps share the 16 rows of a product and divide its columns.

@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, Float, Int32
 from .backend import Scoring
 
 LOG2_E = math.log2(math.e)
-LOWEST = -1e30  # starts the running maximum: finite, so that an empty row never computes inf - inf
 
 Layout = Any  # a plgpu.Layout with its arguments, whose class has no public name
 

@@ -17,13 +17,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
-from .backend import Scoring
+from .backend import LOWEST, Scoring
 from .reference_cache import ReferencePages
 
 BLOCK_TOKENS = 128  # KV tokens a loop step reads per row; fewer costs loop overhead, more padding
 MIN_ROWS = 2  # a one-row bfloat16 product runs as a scalar loop on the CPU, ten times slower
 NARROWING = 4  # how many times fewer rows each stage of the loop runs
-LOWEST = -1e30  # starts the running maximum: finite, so that an empty row never computes inf - inf
 
 
 @jax.tree_util.register_dataclass

@@ -20,11 +20,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float
 
-from .backend import Scoring
+from .backend import LOWEST, Scoring
 from .tpu_budget import VMEM_LIMIT_BYTES, buffer_words, choose_blocking, padded_group
 from .tpu_cache import LANES, NARROW, HeadLayout, TpuPages, in_place, wait_for
 from .tpu_leaves import group_of_row, load_halves, load_queries, store_outputs
-from .tpu_scoring import LOWEST, alive, bounded, unit, visible, weight
+from .tpu_scoring import alive, bounded, unit, visible, weight
 from .tpu_stream import Cursor, PageStream
 from .tpu_tiles import Tile, TileWalk
 from .tpu_work import TpuWork

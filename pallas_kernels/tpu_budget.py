@@ -7,7 +7,7 @@ into the rest of it; so one budget, well below that, serves all, and results do 
 
 from dataclasses import dataclass
 
-from .backend import AttentionShape
+from .backend import AttentionShape, heads_refusal
 from .tpu_cache import LANES, HeadLayout
 
 VMEM_LIMIT_BYTES = 32 << 20  # what the compiler may use in one kernel
@@ -107,15 +107,11 @@ def refusal(shape: AttentionShape) -> str | None:
     kv = shape.kv
     if kv.dtype != "bfloat16":
         return f"dtype {kv.dtype}: must be bfloat16, of which two share a 32-bit word"
-    if not 1 <= kv.head_dim <= MAX_HEAD_DIM:
-        return f"head_dim {kv.head_dim}: must be in [1, {MAX_HEAD_DIM}]"
+    refused = heads_refusal(shape, max_head_dim=MAX_HEAD_DIM, max_group=MAX_GROUP)
+    if refused is not None:
+        return refused
     if not 1 <= kv.page_size <= MAX_PAGE_SIZE or kv.page_size & (kv.page_size - 1):
         return f"page_size {kv.page_size}: must be a power of two in [1, {MAX_PAGE_SIZE}]"
-    if shape.q_heads % kv.kv_heads:
-        return f"q_heads {shape.q_heads}: must be a multiple of kv_heads {kv.kv_heads}"
-    group = shape.q_heads // kv.kv_heads
-    if group > MAX_GROUP:
-        return f"q_heads {shape.q_heads}: at most {MAX_GROUP} for each of {kv.kv_heads} kv_heads"
     for name, items in (("rows", shape.rows), ("segments", shape.segments)):
         if items >= MAX_ITEMS:
             return f"{name} {items}: must be below {MAX_ITEMS}"
@@ -123,7 +119,7 @@ def refusal(shape: AttentionShape) -> str | None:
     most_columns = (SMEM_BYTES - SMEM_RESERVED_BYTES - _work_bytes(MAX_ITEMS)) // 8
     if shape.pages_per_seq > most_columns:
         return f"pages_per_seq {shape.pages_per_seq}: at most {most_columns}"
-    heads = HeadLayout(kv.kv_heads, kv.head_dim)
+    heads, group = HeadLayout(kv.kv_heads, kv.head_dim), shape.q_heads // kv.kv_heads
     for tokens in (1, max(shape.chunk, 2)):
         needed = vmem_bytes(choose_blocking(heads, group, kv.page_size, tokens), heads, group)
         if needed > VMEM_BUDGET_BYTES:

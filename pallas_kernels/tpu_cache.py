@@ -20,11 +20,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float, Int32
 
-from .backend import KVShape, UnsupportedShape
+from .backend import KVShape
 
 LANES = 128
 NARROW = 64  # the widest head of which key and value fit side by side into the lanes
-MAX_PLACES = 2**31 - 2**20  # of a pool: places of padding follow it and are int32 as well
 
 
 @dataclass(frozen=True)
@@ -80,15 +79,7 @@ class TpuPages:
 
 
 def allocate(shape: KVShape, num_pages: int) -> TpuPages:
-    """Zeroed pages of one layer.
-
-    Raises:
-      UnsupportedShape: A place of the pool would not fit int32.
-    """
-    if num_pages * shape.page_size > MAX_PLACES:
-        raise UnsupportedShape(
-            f"num_pages {num_pages} times page_size {shape.page_size}: at most {MAX_PLACES} places"
-        )
+    """Zeroed pages of one layer."""
     heads = HeadLayout(shape.kv_heads, shape.head_dim)
     dimensions = (num_pages, shape.page_size, heads.words, 2, heads.lanes)
     return TpuPages(jnp.zeros(dimensions, jnp.bfloat16), shape.kv_heads)

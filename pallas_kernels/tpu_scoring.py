@@ -9,8 +9,6 @@ from jax import lax
 from .backend import Scoring
 from .tpu_leaves import token_of_row
 
-LOWEST = -1e30  # a score that is not seen: finite, so that nothing ever computes inf - inf
-
 
 def unit(scoring: Scoring) -> float:
     """What a difference of 1 between two bounded scores stands for."""

@@ -10,11 +10,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 
 from .attention_cases import Case, Shape, bits, make_case, pages_after
 from .attention_steps import Subject, compiled_step, run
-from .attention_table import table
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}
 
@@ -26,7 +24,7 @@ def compiled(subject: Subject, shape: Shape) -> Callable[..., Any]:
 
 
 def row_lens(shape: Shape) -> dict[str, list[int]]:
-    """Lengths of the decode rows, cut or repeated to the shape's number of rows."""
+    """Lengths of the decode rows: repeated where rows are many, over more cases where few."""
     page, longest = shape.page_size, shape.max_len
     rng = np.random.default_rng(shape.rows)
 
@@ -34,15 +32,22 @@ def row_lens(shape: Shape) -> dict[str, list[int]]:
         lens = [min(n, longest) for n in lens]
         return (lens * shape.rows)[: shape.rows]
 
-    return {
+    lists = {
         "none": [],
         "ones": fit([1]),
-        "page borders": fit([page, page + 1, max(page - 1, 1), 2 * page, 2 * page + 1]),
-        "block borders": fit([128, 129, 127, 256, 257, 255, 384, 1]),
         "one long": fit([longest] + [3] * (shape.rows - 1)),
         "long ones last": [*fit([2, 0, 5, 130])[1:], longest],
         "random": rng.integers(0, longest + 1, shape.rows).tolist(),
     }
+    borders = {
+        "page borders": [page, page + 1, max(page - 1, 1), 2 * page, 2 * page + 1],
+        "block borders": [128, 129, 127, 256, 257, 255, 384, 385],
+    }
+    for name, lens in borders.items():
+        for first in range(0, len(lens), shape.rows):
+            share = lens[first : first + shape.rows]
+            lists[name if share == lens else f"{name} {share}"] = fit(share)
+    return lists
 
 
 def segments(shape: Shape) -> dict[str, list[tuple[int, int]]]:
@@ -71,11 +76,12 @@ def _case_data(shape: Shape) -> dict[str, tuple[list[int], list[tuple[int, int]]
     lens = row_lens(shape)
     if not shape.chunk:
         return {name: (rows, [], 0) for name, rows in lens.items()}
-    mixed = list(lens.items())
-    return {
-        f"{name}, rows {mixed[i % len(mixed)][0]}": (mixed[i % len(mixed)][1], runs, i)
-        for i, (name, runs) in enumerate(segments(shape).items())
-    }
+    mixed, chunks = list(lens.items()), list(segments(shape).items())
+    found: dict[str, tuple[list[int], list[tuple[int, int]], int]] = {}
+    for i in range(max(len(mixed), len(chunks))):
+        (rows_name, rows), (name, runs) = mixed[i % len(mixed)], chunks[i % len(chunks)]
+        found[f"{name}, rows {rows_name}"] = (rows, runs, i)
+    return found
 
 
 def case_names(shape: Shape) -> list[str]:
@@ -98,13 +104,6 @@ def some_cases(shape: Shape, start: int, count: int) -> list[Case]:
     names = case_names(shape)
     picked = [names[(start + i * len(names) // count) % len(names)] for i in range(count)]
     return [named_case(shape, name) for name in picked]
-
-
-def whole_table(dtype: str) -> pytest.MarkDecorator:
-    """For a test of a `shape` and a case's `name`: every case of the table is one of its own."""
-    every = [(shape, name) for shape in table(dtype) for name in case_names(shape)]
-    ids = [f"{shape}-{name}" for shape, name in every]
-    return pytest.mark.parametrize(("shape", "name"), every, ids=ids)
 
 
 def check_equals_the_oracle(subject: Subject, shape: Shape, case: Case) -> None:
@@ -143,7 +142,7 @@ def check_rows_are_alone(subject: Subject, shape: Shape) -> None:
 
 
 def check_segments_are_alone(subject: Subject, shape: Shape) -> None:
-    """A segment at the same place of the chunk has the same bits whatever is beside it."""
+    """A segment has the same bits wherever it stands in the chunk and whatever is beside it."""
     length = shape.chunk // 4
     segment = (140 if shape.max_len > 200 else 20, length)
     step = compiled(subject, shape)

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("types_unchecked")  # devices that are not 
 CPU: Any = SimpleNamespace(platform="cpu")
 TPU: Any = SimpleNamespace(platform="tpu")
 GPU: Any = SimpleNamespace(platform="gpu", compute_capability="9.0", core_count=132)
+ANOTHER_MAKER: Any = SimpleNamespace(platform="gpu", compute_capability="gfx942", core_count=304)
 
 
 def shape(dtype: str = "bfloat16", head_dim: int = 128) -> AttentionShape:
@@ -40,7 +41,14 @@ def test_auto_falls_back_and_says_why(device: Any) -> None:
     assert "bfloat16" in choice.reason
 
 
-@pytest.mark.parametrize("device", [CPU, TPU, GPU])
+def test_a_gpu_of_another_maker_gets_the_reference() -> None:
+    """Fails if what JAX calls a GPU is taken for one that CUDA numbers."""
+    choice = choose("auto", ANOTHER_MAKER, shape())
+    assert choice.backend.name == "reference"
+    assert choice.reason.startswith("compute_capability 0: must be in [80, 90, 100]")
+
+
+@pytest.mark.parametrize("device", [CPU, TPU, GPU, ANOTHER_MAKER])
 def test_the_reference_runs_everywhere_and_needs_no_reason(device: Any) -> None:
     choice = choose("reference", device, shape(dtype="float32"))
     assert (choice.backend.name, choice.reason) == ("reference", "")

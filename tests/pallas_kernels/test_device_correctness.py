@@ -29,7 +29,7 @@ from .device_correctness import (
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    return cases(DRY_RUN[1])["a prefix continued, rows long ones last"]
+    return cases(DRY_RUN[1])["one token, rows long ones last"]
 
 
 @pytest.fixture(scope="module")

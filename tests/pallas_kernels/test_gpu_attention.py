@@ -22,10 +22,10 @@ from .attention_checks import (
     check_segments_are_alone,
     named_case,
     some_cases,
-    whole_table,
 )
 from .attention_steps import Subject
 from .gpu_subject import GPU, reset_interpreter
+from .whole_table import whole_table
 
 # Together: one row and several, which blocks share; groups of 1 to 16, with heads that fill a
 # block and that don't; pages that are smaller than a tile, larger, and no divisor of it; heads as

@@ -16,10 +16,10 @@ from .attention_checks import (
     check_segments_are_alone,
     compiled,
     named_case,
-    whole_table,
 )
 from .attention_steps import REFERENCE, run
 from .attention_table import PARAMETERS, combinations, pairs, table
+from .whole_table import whole_table
 
 # Each is compiled once, so the list is short; together: rows 1 to 32, groups 1 to 9, 1, 3 and 8 kv
 # heads, head_dim 32, 64 and 128, pages of 1 to 256 tokens, chunks of less than a tile, of several,
