@@ -44,9 +44,10 @@ class EngineConfig:
       device_memory_bytes: Memory of each device for parameters, programs, temporaries and the KV
         pool together. None: all that the device reports; the CPU reports none, and there the pools
         take at most a quarter of the memory that is free.
-      host_kv_bytes: Host memory for KV pages that had to leave the device; only those of the prefix
-        cache go there. 0: they are dropped. With `deterministic` only those of preempted requests
-        go there; 0: no more requests are admitted than can grow to their ends.
+      host_kv_bytes: Host memory, for all devices together, for KV pages that had to leave them;
+        only those of the prefix cache go there. 0: they are dropped. With `deterministic` only
+        those of preempted requests go there; 0: no more requests are admitted than can grow to
+        their ends.
       max_stop_ids: Stop ids per request, the model's end-of-sequence ids included.
       seed: Where seeds come from for requests that bring none.
       deterministic: The same prompt, parameters and seed give the same bits whatever runs beside:

@@ -103,25 +103,26 @@ def host_pages(config: EngineConfig, bytes_per_page: int) -> int:
     """Pages that host memory keeps for those that had to leave the device; 0: it keeps none.
 
     Args:
-      config: host_kv_bytes decides.
-      bytes_per_page: Over all layers.
+      config: host_kv_bytes decides. The host keeps what each of the devices has of a page.
+      bytes_per_page: Over all layers, on one device.
 
     Raises:
       ValueError: host_kv_bytes is not zero and less than one page.
     """
-    if 0 < config.host_kv_bytes < bytes_per_page:
+    page_bytes = bytes_per_page * config.tensor_parallel_size
+    if 0 < config.host_kv_bytes < page_bytes:
         raise ValueError(
-            f"host_kv_bytes is {config.host_kv_bytes}; it must be 0 or at least {bytes_per_page}, "
+            f"host_kv_bytes is {config.host_kv_bytes}; it must be 0 or at least {page_bytes}, "
             "the bytes of one page"
         )
-    return config.host_kv_bytes // bytes_per_page
+    return config.host_kv_bytes // page_bytes
 
 
 def host_pool_bytes(available_bytes: int, num_devices: int) -> int:
     """What the pool of each device may take of host memory when this much is free for all of them.
 
-    A power of two: the number of pages is part of the compiled shapes, and a start that finds a
-    little more or less memory free than the one before must find its programs in the cache.
+    In all a power of two: the number of pages is part of the compiled shapes, and a start that
+    finds a little more or less memory free than the one before must find its programs in the cache.
     Example: from 16 up to 32 GiB free it is 4 GiB for one device, and 512 MiB for each of eight.
     """
     share = available_bytes // HOST_SHARE

@@ -5,8 +5,9 @@ memory is divided as engine.build divides it, so that the engine gets the pages 
 """
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -119,10 +120,9 @@ def compile_plan(job: PlanJob, devices: list[jax.Device], on_step: OnStep) -> Co
         steps: list[PlannedStep] = []
         for layout in layouts:
             step = _compile(engine, job, layout, plan.num_pages, plan.max_model_len)
-            if step.cache_copies:
+            if step.cache_copies:  # or other arrays as large by chance, which do not grow
                 larger = _compile(engine, job, layout, plan.num_pages + 1, plan.max_model_len)
-                if not larger.cache_copies:  # other arrays, which do not grow with the pool
-                    step = dataclasses.replace(step, cache_copies=())
+                step = dataclasses.replace(step, cache_copies=larger.cache_copies)
             steps.append(step)
             on_step(len(steps) + 1, total)
     # Compilers raise what they like: whatever it is, it is the answer to what was asked.
@@ -157,7 +157,7 @@ def _compile(
             temporary_bytes=memory.temp_size_in_bytes,
             program_bytes=memory.generated_code_size_in_bytes,
             collectives=collectives(text),
-            cache_copies=cache_copies(text, set(_leaf_sizes(state))),
+            cache_copies=cache_copies(text, _leaf_sizes(state)),
         )
 
     if not job.is_extrapolated:
@@ -262,13 +262,9 @@ def _does_not_fit(missing_bytes: int) -> str:
     return f"does not fit: each device lacks {lacks}"
 
 
-def _leaf_sizes(state: DeviceState) -> Iterator[int]:
-    """Elements of each array of pages, on one device."""
-    for leaf in jax.tree.leaves(state.kv):
-        size = 1
-        for length in leaf.sharding.shard_shape(leaf.shape):
-            size *= length
-        yield size
+def _leaf_sizes(state: DeviceState) -> set[int]:
+    """Elements of the arrays of pages, on one device."""
+    return {math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(state.kv)}
 
 
 def _one_line(error: Exception) -> str:

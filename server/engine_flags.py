@@ -42,8 +42,9 @@ _HELP = {
         "most a quarter of the free memory."
     ),
     "host_kv_bytes": (
-        "Bytes of host memory for KV pages that had to leave the device; 0 drops them. With "
-        "--deterministic it is what preempted requests keep theirs in; more requests run at once."
+        "Bytes of host memory, for all devices together, for KV pages that had to leave them; 0 "
+        "drops them. With --deterministic it is what preempted requests keep theirs in; more "
+        "requests run at once."
     ),
     "seed": "Where the seeds of requests come from that bring none.",
     "max_stop_ids": "Stop ids per request, the model's end-of-sequence ids included.",

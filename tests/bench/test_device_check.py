@@ -26,6 +26,11 @@ from tests.pallas_kernels.device_correctness import DRY_RUN
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "bench" / "device_check.py"
+# Of our own environment: what neither device_check.NEEDED names nor comes with it.
+NOT_NEEDED = (
+    *("beartype", "gguf", "grpc", "hypothesis", "jinja2", "jsonschema", "llguidance", "pytest"),
+    *("safetensors", "sentencepiece", "tokenizers"),
+)
 
 
 def start(out: Path, *flags: str) -> subprocess.Popen[str]:
@@ -57,6 +62,19 @@ def check(out: Path, *flags: str) -> tuple[int, str, dict[str, Any]]:
 def read_report(out: Path) -> dict[str, Any]:
     """The report so far."""
     return json.loads(out.read_text()) if out.exists() else {"sections": {}}
+
+
+def test_it_needs_no_package_that_it_does_not_name() -> None:
+    """Fails if a part imports what only our own environment has: it would not start elsewhere."""
+    parts = [part.module for part in PARTS]
+    code = (
+        f"import importlib, sys; sys.modules |= dict.fromkeys({NOT_NEEDED}); "
+        f"[*map(importlib.import_module, {parts})]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_dry_run_finds_nothing_wrong_and_says_what_it_found(tmp_path: Path) -> None:

@@ -96,3 +96,10 @@ def test_host_memory_holds_whole_pages():
     assert host_pages(EngineConfig(host_kv_bytes=17_999), 1000) == 17
     with pytest.raises(ValueError, match="host_kv_bytes is 999; it must be 0 or at least 1000"):
         host_pages(EngineConfig(host_kv_bytes=999), 1000)
+
+
+def test_host_memory_is_shared_by_the_devices():
+    """Fails if each of them takes all of it: eight would pin eight times what was allowed."""
+    assert host_pages(EngineConfig(host_kv_bytes=17_999, tensor_parallel_size=8), 1000) == 2
+    with pytest.raises(ValueError, match="host_kv_bytes is 7999; it must be 0 or at least 8000"):
+        host_pages(EngineConfig(host_kv_bytes=7999, tensor_parallel_size=8), 1000)
