@@ -174,7 +174,7 @@ def make_case(
         own = np.random.default_rng([seed, identity])
         q[first : first + count] = own.normal(size=q[first : first + count].shape)
         history = own.normal(size=(2, kv_len, kv_heads, shape.head_dim)).astype(np.float32)
-        history[1] *= loudness(shape, kv_len)[:, None, None]
+        history[1] *= loudness(shape, kv_len, count)[:, None, None]
         history = history.astype(dtype)
         pages = [free.pop() for _ in range(-(-kv_len // shape.page_size))]
         table[: len(pages)] = pages
@@ -218,20 +218,22 @@ def make_case(
     )
 
 
-def loudness(shape: Shape, kv_len: int) -> np.ndarray:
-    """What the values of a request's tokens are multiplied with.
+def loudness(shape: Shape, kv_len: int, count: int) -> np.ndarray:
+    """What the values of a request's tokens are multiplied with; the last `count` are the step's.
 
     Beside hundreds of others a token is lost within the tolerance. So those are loud at which
     faults begin: on both sides of every border of pages and blocks, the first and the last token,
-    and those where the last one's window begins.
+    and those where the last one's window begins. As loud as the first of the step's tokens that
+    sees them can bear: beside few others they would drown it.
     """
     window = shape.options.window
     pages = -(-16 // shape.page_size) * shape.page_size  # were all tokens loud, none would be
     borders = {*range(0, kv_len + 1, pages), *range(0, kv_len + 1, 32), kv_len}
     borders |= set() if window is None else {max(0, kv_len - window)}
     loud = [at for border in borders for at in (border - 1, border) if 0 <= at < kv_len]
+    num_seen = np.maximum(np.arange(kv_len), kv_len - count) + 1  # by the first that sees each
     factors = np.ones(kv_len, np.float32)
-    factors[loud] = max(1, min(kv_len, window or kv_len) / 8)
+    factors[loud] = np.maximum(1, np.minimum(num_seen[loud], window or kv_len) / 10)
     return factors
 
 

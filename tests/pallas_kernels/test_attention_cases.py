@@ -53,7 +53,7 @@ def test_a_token_lost_at_a_border_is_no_rounding(kv_len: int, options: Options):
 
     seen = list(range(seen_from, kv_len))
     assert error(seen) < 1e-9
-    loud = [at for at in seen if loudness(shape, kv_len)[at] > 1 or kv_len < 8]
+    loud = [at for at in seen if loudness(shape, kv_len, 1)[at] > 1 or kv_len < 8]
     errors = {lost: error([at for at in seen if at != lost]) for lost in loud}
     assert min(errors.values()) > TOLERANCE["bfloat16"]
     if seen_from:
