@@ -22,12 +22,13 @@ from . import kv_budget, packing
 from .admission import EngineLimits
 from .engine import Engine
 from .event_log import Recorder
-from .executables import compile_step, compile_table
+from .executables import compile_step, compile_table, compile_transfer
 from .executor import DeviceExecutor
 from .fingerprint import fingerprint
 from .guided_masks import GuideCompiler
 from .initial_state import StateMaker, attention_shape, bytes_per_device, load_decoder
 from .measure import measure_costs
+from .page_transfer import TransferKey
 from .placement import make_mesh, replicated
 from .self_check import check_determinism
 from .step_costs import StepCosts
@@ -114,6 +115,7 @@ def build_engine(
     layouts = packing.upload_layouts(config, model.vocab_size)
 
     maker = StateMaker(config, model, backend, mesh)
+    num_host_pages = kv_budget.host_pages(config, maker.bytes_per_page)
 
     def free_bytes() -> int:
         parameter_bytes = bytes_per_device(decoder)
@@ -128,16 +130,22 @@ def build_engine(
         # The number of pages is part of the shapes that are compiled, so what a step takes besides
         # is measured with a pool of the least size.
         probe = maker.describe(kv_budget.LEAST_PAGES, kv_budget.longest_context(config, model))
-        needs = _memory_of(compile_step(layouts[0], backend, decoder, probe, everywhere))
+        step = _memory_of(compile_step(layouts[0], backend, decoder, probe, everywhere))
+        transfers = [
+            _memory_of(compile_transfer(key, probe.kv, everywhere))
+            for key in TransferKey
+            if num_host_pages > 0
+        ]
+        grown = kv_budget.grown
         return kv_budget.pool_bytes(
             limit_bytes,
             parameter_bytes=parameter_bytes,
             slot_bytes=bytes_per_device((probe.slots, probe.tables)),
-            temporary_bytes=kv_budget.grown(needs.temp_size_in_bytes),
-            program_bytes=len(layouts) * kv_budget.grown(needs.generated_code_size_in_bytes),
+            temporary_bytes=grown(max(each.temp_size_in_bytes for each in (step, *transfers))),
+            program_bytes=len(layouts) * grown(step.generated_code_size_in_bytes)
+            + sum(grown(each.generated_code_size_in_bytes) for each in transfers),
         )
 
-    num_host_pages = kv_budget.host_pages(config, maker.bytes_per_page)
     pages = kv_budget.num_pages(
         config, model, bytes_per_page=maker.bytes_per_page, free_bytes=free_bytes
     )

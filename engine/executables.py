@@ -101,9 +101,8 @@ def compile_table(
         for layout in layouts
     }
     if with_transfers:
-        for key, trace in ((TransferKey.EXPORT, trace_export), (TransferKey.IMPORT, trace_import)):
-            traced = trace(state.kv, packed_sharding)
-            compilations[key] = partial(_compile, traced, packed_sharding)
+        for key in TransferKey:
+            compilations[key] = partial(compile_transfer, key, state.kv, packed_sharding)
     executables: dict[Key, Executable] = {}
     on_compiled(0, len(compilations))
     pool = ThreadPoolExecutor(min(len(compilations), os.cpu_count() or 1))
@@ -150,6 +149,14 @@ def _flat_step(
     decoder, state = jax.tree.unflatten(tree, leaves)
     state, result = run_step(layout, backend, decoder, state, packed, mask_rows)
     return result, *jax.tree.leaves(state)
+
+
+def compile_transfer(
+    key: TransferKey, kv: Any, packed_sharding: NamedSharding
+) -> jax.stages.Compiled:
+    """Compiles the moving of pages; arguments as in compile_table."""
+    trace = {TransferKey.EXPORT: trace_export, TransferKey.IMPORT: trace_import}[key]
+    return _compile(trace(kv, packed_sharding), packed_sharding)
 
 
 def trace_export(kv: Any, packed_sharding: NamedSharding) -> jax.stages.Traced:

@@ -111,10 +111,10 @@ class DeviceExecutor:
         if len({page for _, page in pairs}) < len(pairs):
             raise ValueError(f"pages differ in one import: {sorted(page for _, page in pairs)}")
         for group in batched(pairs, PAGES_PER_TRANSFER):
-            pages = self._num_pages + np.arange(PAGES_PER_TRANSFER, dtype=np.int32)
+            pages = np.full(PAGES_PER_TRANSFER, group[0][1], np.int32)
             pages[: len(group)] = [page for _, page in group]
             contents = [self._on_host.pop(handle) for handle, _ in group]
-            contents += [contents[0]] * (PAGES_PER_TRANSFER - len(group))  # for dropped pages
+            contents += [contents[0]] * (PAGES_PER_TRANSFER - len(group))  # the first once more
             num_kv = self._num_kv_leaves
             self._state[:num_kv] = executable(*self._state[:num_kv], self._upload(pages), *contents)
 
@@ -137,7 +137,7 @@ class DeviceExecutor:
         return self._table[key]
 
     def _check_pages(self, pages: Iterable[int]) -> None:
-        """An index past the pool would be dropped in silence, and page 0 stays zero."""
+        """Another page would stand in for one past the pool, and page 0 stays zero."""
         for page in pages:
             if not 0 < page < self._num_pages:
                 raise ValueError(f"page is {page}; it must be in [1, {self._num_pages})")

@@ -84,14 +84,14 @@ def pool_bytes(
       limit_bytes: What the engine may take of a device.
       parameter_bytes: Weights.
       slot_bytes: Slots, and the tables of their rules.
-      temporary_bytes: The most that a step's own arrays take at once.
+      temporary_bytes: The most that an executable's own arrays take at once.
       program_bytes: Code of all executables; they all stay on the device.
     """
     return limit_bytes - parameter_bytes - slot_bytes - temporary_bytes - program_bytes
 
 
 def grown(measured_bytes: int) -> int:
-    """What a step's temporaries or its program may take, from a measurement with the least pool.
+    """What an executable's temporaries or program may take, from those with the least pool.
 
     Compilers unroll and address a pool of thousands of pages in another way: on TPUs programs were
     up to 2 % larger. Times thirteen of them that is several pages, which would not fit any more.

@@ -3,6 +3,9 @@
 An entry of the KV is a pytree whose leaves all have the page as leading axis; nothing else is
 known of it here. On the host a page is one flat array of words: all leaves of all layers in the
 order of the tree, bit for bit.
+
+Pages are taken and put back one by one: XLA for TPUs makes a copy of the whole pool, in a layout of
+its own, for one gather or scatter of several pages.
 """
 
 import math
@@ -39,8 +42,15 @@ def export_pages(kv: Any, pages: Int32[Array, " pages"]) -> tuple[UInt[Array, " 
     """
     word = page_spec(kv).dtype
     leaves = jax.tree.leaves(kv)
-    words = jnp.concatenate([_to_words(leaf[pages], word) for leaf in leaves], axis=1)
-    return tuple(words)
+    return tuple(
+        jnp.concatenate(
+            [
+                _to_words(lax.dynamic_index_in_dim(leaf, page, keepdims=False), word)
+                for leaf in leaves
+            ]
+        )
+        for page in pages
+    )
 
 
 def import_pages(
@@ -52,22 +62,26 @@ def import_pages(
 
     Args:
       kv: The pool; leaves [num_pages, ...].
-      pages: Where to; all different. Padding names page num_pages + i, which is dropped.
+      pages: Where to. Padding names one of the others again, with the same content.
       contents: One array for each, in device memory.
 
     Returns:
       The pool with those pages written.
     """
-    words = jnp.stack(contents)
-    leaves, tree = jax.tree.flatten(kv)
-    written: list[jax.Array] = []
-    start = 0
-    for leaf in leaves:
-        stop = start + _words_per_page(leaf, words.dtype)
-        new = _from_words(words[:, start:stop], leaf)
-        written.append(leaf.at[pages].set(new, mode="drop", unique_indices=True))
-        start = stop
-    return jax.tree.unflatten(tree, written)
+    stacked = jnp.stack(contents)
+
+    def write(index: jax.Array, kv: Any) -> Any:
+        leaves, tree = jax.tree.flatten(kv)
+        written: list[jax.Array] = []
+        start = 0
+        for leaf in leaves:
+            stop = start + _words_per_page(leaf, stacked.dtype)
+            new = _from_words(stacked[index, start:stop], leaf)
+            written.append(lax.dynamic_update_index_in_dim(leaf, new, pages[index], 0))
+            start = stop
+        return jax.tree.unflatten(tree, written)
+
+    return lax.fori_loop(0, len(contents), write, kv)
 
 
 def page_spec(kv: Any) -> jax.ShapeDtypeStruct:
@@ -86,14 +100,13 @@ def _words_per_page(leaf: Any, word: np.dtype) -> int:
     return math.prod(leaf.shape[1:]) * leaf.dtype.itemsize // word.itemsize
 
 
-def _to_words(part: Shaped[Array, "pages ..."], word: np.dtype) -> UInt[Array, "pages words"]:
-    return lax.bitcast_convert_type(part, word).reshape(part.shape[0], -1)
+def _to_words(part: Shaped[Array, "..."], word: np.dtype) -> UInt[Array, " words"]:
+    return lax.bitcast_convert_type(part, word).reshape(-1)
 
 
-def _from_words(words: UInt[Array, "pages words"], leaf: jax.Array) -> Shaped[Array, "pages ..."]:
-    """The inverse of _to_words, for pages of `leaf`."""
+def _from_words(words: UInt[Array, " words"], leaf: jax.Array) -> Shaped[Array, "..."]:
+    """The inverse of _to_words, for a page of `leaf`."""
     per_element = leaf.dtype.itemsize // words.dtype.itemsize
-    elements = (words.shape[0], *leaf.shape[1:])
     # Elements as wide as a word have no axis of their words.
-    shape = elements if per_element == 1 else (*elements, per_element)
+    shape = leaf.shape[1:] if per_element == 1 else (*leaf.shape[1:], per_element)
     return lax.bitcast_convert_type(words.reshape(shape), leaf.dtype)

@@ -7,7 +7,7 @@ memory is divided as engine.build divides it, so that the engine gets the pages 
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,13 +22,14 @@ from ..pallas_kernels.choice import choose
 from . import kv_budget, packing
 from .admission import EngineLimits
 from .device_state import DeviceState
-from .executables import compile_step
+from .executables import compile_step, compile_transfer
 from .initial_state import StateMaker, attention_shape, bytes_per_device, describe_decoder
-from .kv_budget import LEAST_PAGES
+from .kv_budget import LEAST_PAGES, host_pages
 from .packing import UploadLayout
+from .page_transfer import TransferKey
 from .placement import make_mesh, replicated
 from .plan_hlo import cache_copies, collectives
-from .plan_records import CompiledPlan, PlanJob, PlannedStep
+from .plan_records import CompiledPlan, PlanJob, PlannedExecutable
 
 OnStep = Callable[[int, int], None]
 """Told how many steps are compiled, and how many will be."""
@@ -67,11 +68,23 @@ class DescribedEngine:
         """Describes what steps change."""
         return StateMaker(self.config, self.model, self.backend, self.mesh)
 
-    def compile(self, layout: UploadLayout, state: DeviceState) -> jax.stages.Compiled:
-        """Compiles one step for the devices of the mesh."""
+    @cached_property
+    def transfers(self) -> list[TransferKey]:
+        """What moves pages to host memory and back, if there is any for them.
+
+        Raises:
+          ValueError: There is not enough for one page.
+        """
+        return list(TransferKey) if host_pages(self.config, self.maker.bytes_per_page) else []
+
+    def compile(self, what: UploadLayout | TransferKey, state: DeviceState) -> jax.stages.Compiled:
+        """Compiles a step or a transfer for the devices of the mesh."""
+        everywhere = replicated(self.mesh)
+        if isinstance(what, TransferKey):
+            return compile_transfer(what, state.kv, everywhere)
         # Kernels are traced for the default device's architecture.
         with jax.default_device(self.mesh.devices.flat[0]):
-            return compile_step(layout, self.backend, self.decoder, state, replicated(self.mesh))
+            return compile_step(what, self.backend, self.decoder, state, everywhere)
 
     def at_depth(self, num_layers: int) -> "DescribedEngine":
         """The same with fewer layers."""
@@ -88,8 +101,8 @@ def compile_plan(job: PlanJob, devices: list[jax.Device], on_step: OnStep) -> Co
       on_step: Told how far it is.
 
     Raises:
-      ValueError: What attends was chosen by name, and is not for these devices or this model, or
-        max_model_len is more than the model was trained for.
+      ValueError: What attends was chosen by name, and is not for these devices or this model,
+        max_model_len is more than the model was trained for, or host_kv_bytes less than a page.
     """
     choice = choose(job.config.attention, devices[0], attention_shape(job.config, job.model))
     engine = DescribedEngine(job.model, job.config, make_mesh(devices), choice.backend)
@@ -102,33 +115,42 @@ def compile_plan(job: PlanJob, devices: list[jax.Device], on_step: OnStep) -> Co
         slot_bytes=bytes_per_device((probe.slots, probe.tables)),
         page_bytes=engine.maker.bytes_per_page,
         max_model_len=longest,
-        num_executables=len(engine.layouts),
+        num_executables=len(engine.layouts) + len(engine.transfers),
     )
     missing = _missing_bytes(job, plan, LEAST_PAGES)
     if missing > 0:  # a compiler would say no more, or less clearly
         return dataclasses.replace(plan, reason=_does_not_fit(missing), missing_bytes=missing)
 
     layouts = engine.layouts if job.compiles_all else corner_layouts(engine.layouts)
-    total = len(layouts) + 1
+    total = len(layouts) + len(engine.transfers) + 1
     on_step(0, total)
     try:
-        largest = _compile(engine, job, engine.layouts[0], LEAST_PAGES, longest)
+        # The number of pages is part of what is compiled, and depends on what it takes.
+        plan = _with_pages(
+            job,
+            plan,
+            [
+                _compile(engine, job, what, LEAST_PAGES, longest)
+                for what in (engine.layouts[0], *engine.transfers)
+            ],
+        )
         on_step(1, total)
-        plan = _with_pages(job, plan, largest)
         if plan.num_pages is None:
             return plan
-        steps: list[PlannedStep] = []
-        for layout in layouts:
-            step = _compile(engine, job, layout, plan.num_pages, plan.max_model_len)
-            if step.cache_copies:  # or other arrays as large by chance, which do not grow
-                larger = _compile(engine, job, layout, plan.num_pages + 1, plan.max_model_len)
-                step = dataclasses.replace(step, cache_copies=larger.cache_copies)
-            steps.append(step)
-            on_step(len(steps) + 1, total)
+        found: list[PlannedExecutable] = []
+        for what in (*layouts, *engine.transfers):
+            each = _compile(engine, job, what, plan.num_pages, plan.max_model_len)
+            if each.cache_copies:  # or other arrays as large by chance, which do not grow
+                larger = _compile(engine, job, what, plan.num_pages + 1, plan.max_model_len)
+                each = dataclasses.replace(each, cache_copies=larger.cache_copies)
+            found.append(each)
+            on_step(len(found) + 1, total)
     # Compilers raise what they like: whatever it is, it is the answer to what was asked.
     except Exception as error:
-        return dataclasses.replace(plan, reason=f"does not compile: {_one_line(error)}")
-    return _judged(job, dataclasses.replace(plan, steps=tuple(steps)))
+        return dataclasses.replace(
+            plan, reason=f"does not compile: {_one_line(error)}", failed=True
+        )
+    return _judged(job, dataclasses.replace(plan, executables=tuple(found)))
 
 
 def corner_layouts(layouts: list[UploadLayout]) -> list[UploadLayout]:
@@ -138,35 +160,42 @@ def corner_layouts(layouts: list[UploadLayout]) -> list[UploadLayout]:
 
 
 def _compile(
-    engine: DescribedEngine, job: PlanJob, layout: UploadLayout, num_pages: int, max_model_len: int
-) -> PlannedStep:
-    """One step, extrapolated where the model is too deep."""
+    engine: DescribedEngine,
+    job: PlanJob,
+    what: UploadLayout | TransferKey,
+    num_pages: int,
+    max_model_len: int,
+) -> PlannedExecutable:
+    """A step or a transfer, extrapolated where the model is too deep."""
 
-    def at(engine: DescribedEngine) -> PlannedStep:
+    def at(engine: DescribedEngine) -> PlannedExecutable:
         started_s = time.perf_counter()
         state = engine.maker.describe(num_pages, max_model_len)
-        compiled = engine.compile(layout, state)
+        compiled = engine.compile(what, state)
         compile_s = time.perf_counter() - started_s
         memory, text = compiled.memory_analysis(), compiled.as_text()
         assert memory is not None
         assert text is not None
-        return PlannedStep(
-            rows=layout.key.rows,
-            chunk=layout.key.chunk,
+        told = PlannedExecutable(
             compile_s=compile_s,
             temporary_bytes=memory.temp_size_in_bytes,
             program_bytes=memory.generated_code_size_in_bytes,
             collectives=collectives(text),
             cache_copies=cache_copies(text, _leaf_sizes(state)),
         )
+        if isinstance(what, TransferKey):
+            return dataclasses.replace(told, kind=what.value)
+        return dataclasses.replace(told, rows=what.key.rows, chunk=what.key.chunk)
 
     if not job.is_extrapolated:
         return at(engine)
     return extrapolate(at(engine.at_depth(1)), at(engine.at_depth(2)), engine.model.num_layers)
 
 
-def extrapolate(one: PlannedStep, two: PlannedStep, num_layers: int) -> PlannedStep:
-    """A step of many layers from those of one and two: each more adds what the second added.
+def extrapolate(
+    one: PlannedExecutable, two: PlannedExecutable, num_layers: int
+) -> PlannedExecutable:
+    """An executable of many layers from those of one and two: each more adds what the second added.
 
     Copies of the cache are not extrapolated: any is too many.
     """
@@ -174,7 +203,7 @@ def extrapolate(one: PlannedStep, two: PlannedStep, num_layers: int) -> PlannedS
     def more(first: int, second: int) -> int:
         return max(second, first + (num_layers - 1) * (second - first))
 
-    counts = [{(each.kind, each.bytes): each for each in step.collectives} for step in (one, two)]
+    counts = [{(each.kind, each.bytes): each for each in found.collectives} for found in (one, two)]
     found = [
         dataclasses.replace(
             each, count=more(counts[0][key].count if key in counts[0] else 0, each.count)
@@ -190,28 +219,33 @@ def extrapolate(one: PlannedStep, two: PlannedStep, num_layers: int) -> PlannedS
     )
 
 
-def _with_pages(job: PlanJob, plan: CompiledPlan, largest: PlannedStep) -> CompiledPlan:
+def _with_pages(
+    job: PlanJob, plan: CompiledPlan, largest: Sequence[PlannedExecutable]
+) -> CompiledPlan:
     """The plan with its pages, or with the reason why there are none.
 
     Args:
       job: What is planned.
       plan: Sizes of all that does not depend on a compiler.
-      largest: The step that takes most memory, compiled with the least pool.
+      largest: The step that takes most memory and all transfers, compiled with the least pool.
     """
     config, model = job.config, job.model
-    largest = dataclasses.replace(
-        largest,
-        temporary_bytes=kv_budget.grown(largest.temporary_bytes),
-        program_bytes=kv_budget.grown(largest.program_bytes),
-    )
-    measured = dataclasses.replace(plan, steps=(largest,))
+    grown = [
+        dataclasses.replace(
+            each,
+            temporary_bytes=kv_budget.grown(each.temporary_bytes),
+            program_bytes=kv_budget.grown(each.program_bytes),
+        )
+        for each in largest
+    ]
+    measured = dataclasses.replace(plan, executables=tuple(grown))
     try:
         pages = kv_budget.num_pages(
             config,
             model,
             bytes_per_page=plan.page_bytes,
             free_bytes=lambda: (
-                job.host_pool_bytes if job.is_on_host else _left_bytes(job, measured)
+                _host_pool_bytes(job, plan) if job.is_on_host else _left_bytes(job, measured)
             ),
         )
         limits = EngineLimits.resolve(config, model, num_pages=pages, eos_token_ids=())
@@ -223,16 +257,12 @@ def _with_pages(job: PlanJob, plan: CompiledPlan, largest: PlannedStep) -> Compi
 
 
 def _judged(job: PlanJob, plan: CompiledPlan) -> CompiledPlan:
-    """The plan with the reason against it, if its steps give one."""
+    """The plan with the reason against it, if its executables give one."""
     assert plan.num_pages is not None
-    copying = [step for step in plan.steps if step.cache_copies]
-    if copying:
-        step = copying[0]
-        return dataclasses.replace(
-            plan,
-            reason=f"{len(step.cache_copies)} copies of a layer's KV pages in the step of "
-            f"{step.rows} rows and {step.chunk} prompt tokens: {step.cache_copies[0]}",
-        )
+    for each in plan.executables:
+        if each.cache_copies:
+            copies = f"{len(each.cache_copies)} copies of a layer's KV pages"
+            return dataclasses.replace(plan, reason=f"{copies} in {each}: {each.cache_copies[0]}")
     missing = _missing_bytes(job, plan, plan.num_pages)
     if missing > 0:
         return dataclasses.replace(plan, reason=_does_not_fit(missing), missing_bytes=missing)
@@ -240,7 +270,7 @@ def _judged(job: PlanJob, plan: CompiledPlan) -> CompiledPlan:
 
 
 def _left_bytes(job: PlanJob, plan: CompiledPlan) -> int:
-    """What is left for the pages beside what the plan's steps take."""
+    """What is left for the pages beside what the plan's executables take."""
     return kv_budget.pool_bytes(
         job.limit_bytes,
         parameter_bytes=plan.parameter_bytes,
@@ -248,6 +278,12 @@ def _left_bytes(job: PlanJob, plan: CompiledPlan) -> int:
         temporary_bytes=plan.temporary_bytes,
         program_bytes=plan.program_bytes,
     )
+
+
+def _host_pool_bytes(job: PlanJob, plan: CompiledPlan) -> int:
+    """What the pool of one device takes of the host's memory, once the weights are loaded."""
+    weights = plan.parameter_bytes * job.devices.count
+    return kv_budget.host_pool_bytes(max(job.host_free_bytes - weights, 0), job.devices.count)
 
 
 def _missing_bytes(job: PlanJob, plan: CompiledPlan, num_pages: int) -> int:

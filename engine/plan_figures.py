@@ -43,7 +43,7 @@ def figures(job: PlanJob, plan: CompiledPlan) -> dict[str, Any]:
         "max_num_seqs": job.config.max_num_seqs,
         "requests": list(requests_by_context(job, plan)),
         "num_executables": plan.num_executables,
-        "executables": [dataclasses.asdict(step) for step in plan.steps],
+        "executables": [dataclasses.asdict(each) for each in plan.executables],
         "kernels": [dataclasses.asdict(kernel) for kernel in plan.kernels],
         "bounds": BOUNDS_NOTE,
         "tpot_bounds": list(tpot_bounds(job, plan)),
@@ -59,8 +59,8 @@ def memory(job: PlanJob, plan: CompiledPlan) -> dict[str, Any]:
         "slot_bytes": plan.slot_bytes,
         "page_bytes": plan.page_bytes,
         "kv_bytes": None if plan.num_pages is None else plan.num_pages * plan.page_bytes,
-        "temporary_bytes": plan.temporary_bytes if plan.steps else None,
-        "program_bytes": plan.program_bytes if plan.steps else None,
+        "temporary_bytes": plan.temporary_bytes if plan.executables else None,
+        "program_bytes": plan.program_bytes if plan.executables else None,
         "missing_bytes": plan.missing_bytes,
     }
 

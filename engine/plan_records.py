@@ -6,7 +6,7 @@ All bytes are of one device.
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..configs.chips import Devices
 from ..configs.engine_config import EngineConfig
@@ -29,7 +29,7 @@ class PlanJob:
       config: The engine's sizes; tensor_parallel_size is the number of devices.
       devices: What it shall run on.
       host_bytes: Memory of the host, which is that of devices without any of their own.
-      host_pool_bytes: What the KV pool of each such device takes, where the config does not say.
+      host_free_bytes: What of it is free before weights are loaded.
       compiles_all: Compile every step, not just the largest and the smallest.
       max_layers: Of a model with more layers, one and two are compiled and the rest extrapolated.
     """
@@ -38,7 +38,7 @@ class PlanJob:
     config: EngineConfig
     devices: Devices
     host_bytes: int
-    host_pool_bytes: int
+    host_free_bytes: int
     compiles_all: bool
     max_layers: int
 
@@ -69,12 +69,13 @@ class PlanJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedStep:
-    """What compiling one step told.
+class PlannedExecutable:
+    """What compiling one executable told.
 
     Attributes:
-      rows: Decode rows.
-      chunk: Prompt tokens; 0: a decode step.
+      kind: A step, or what moves pages to host memory or back.
+      rows: Decode rows; 0 where it is no step.
+      chunk: Prompt tokens; 0: a decode step, or none.
       compile_s: Seconds it took, tracing included.
       temporary_bytes: The most that its own arrays take at once.
       program_bytes: Size of its code, where the compiler says.
@@ -83,13 +84,20 @@ class PlannedStep:
         none.
     """
 
-    rows: int
-    chunk: int
+    kind: Literal["step", "export", "import"] = "step"
+    rows: int = 0
+    chunk: int = 0
     compile_s: float
     temporary_bytes: int
     program_bytes: int
     collectives: tuple[Collective, ...]
     cache_copies: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """As a sentence calls it."""
+        if self.kind == "step":
+            return f"the step of {self.rows} rows and {self.chunk} prompt tokens"
+        return f"the {self.kind} of pages"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +106,7 @@ class CompiledPlan:
 
     Attributes:
       reason: Why the model cannot be served so; empty: it can.
+      failed: The reason is that a compiler gave up. Asked again, it may not.
       missing_bytes: By how much it does not fit; 0 where that is not the reason.
       attention: The backend that attends.
       attention_reason: Why it is not the platform's kernels; empty where it is, or there are none.
@@ -107,11 +116,12 @@ class CompiledPlan:
       num_pages: Pages of the pool, page 0 included. None: it was not got that far.
       max_model_len: Most tokens of one request.
       num_executables: That the engine will have.
-      steps: Those that were compiled here, the largest first.
+      executables: Those that were compiled here: steps, the largest first, then all transfers.
       kernels: Of GPUs: what each kernel takes.
     """
 
     reason: str = ""
+    failed: bool = False
     missing_bytes: int = 0
     attention: str
     attention_reason: str = ""
@@ -121,18 +131,21 @@ class CompiledPlan:
     num_pages: int | None = None
     max_model_len: int
     num_executables: int
-    steps: tuple[PlannedStep, ...] = ()
+    executables: tuple[PlannedExecutable, ...] = ()
     kernels: tuple[Kernel, ...] = ()
 
     @property
     def temporary_bytes(self) -> int:
-        """The most that a step's own arrays take at once; 0 where none was compiled."""
-        return max((step.temporary_bytes for step in self.steps), default=0)
+        """The most that an executable's own arrays take at once; 0 where none was compiled."""
+        return max((each.temporary_bytes for each in self.executables), default=0)
 
     @property
     def program_bytes(self) -> int:
-        """Code of all executables, as if each were the largest that was compiled."""
-        return self.num_executables * max((step.program_bytes for step in self.steps), default=0)
+        """Code of all executables, as if each step were the largest that was compiled."""
+        sizes = [each.program_bytes for each in self.executables if each.kind == "step"]
+        transfers = [each.program_bytes for each in self.executables if each.kind != "step"]
+        num_steps = self.num_executables - len(transfers)
+        return num_steps * max(sizes, default=0) + sum(transfers)
 
 
 def plan_to_json(plan: CompiledPlan) -> str:
@@ -148,14 +161,14 @@ def plan_from_json(text: str) -> CompiledPlan:
     """
     try:
         values = json.loads(text)
-        values["steps"] = tuple(map(_step, values["steps"]))
+        values["executables"] = tuple(map(_executable, values["executables"]))
         values["kernels"] = tuple(Kernel(**kernel) for kernel in values["kernels"])
         return CompiledPlan(**values)
     except (TypeError, KeyError) as error:
         raise ValueError(f"no plan: {error!r}") from error
 
 
-def _step(values: dict[str, Any]) -> PlannedStep:
+def _executable(values: dict[str, Any]) -> PlannedExecutable:
     found = tuple(Collective(**collective) for collective in values["collectives"])
     copies = tuple(values["cache_copies"])
-    return PlannedStep(**values | {"collectives": found, "cache_copies": copies})
+    return PlannedExecutable(**values | {"collectives": found, "cache_copies": copies})

@@ -12,7 +12,6 @@ from absl import flags
 from ..configs.chips import CHIPS, Devices, parse_chips
 from ..configs.model_config import ModelConfig
 from ..configs.presets import DEFAULT_PRESET, load_preset, preset_names
-from ..engine import kv_budget
 from ..engine.plan_cache import job_key, read_answer, write_answer
 from ..engine.plan_figures import figures, no_answer
 from ..engine.plan_processes import PlanFailed, run_jobs
@@ -24,10 +23,9 @@ from .engine_flags import ALL_FIELDS, define_size_flags, engine_config
 from .plan_report import report
 from .progress import ProgressDisplay
 
-# The number of devices is part of --chips, and no step depends on the others.
-_FIELDS = tuple(
-    name for name in ALL_FIELDS if name not in ("tensor_parallel_size", "seed", "host_kv_bytes")
-)
+# The number of devices is part of --chips, and nothing that is compiled depends on the seed.
+_FIELDS = tuple(name for name in ALL_FIELDS if name not in ("tensor_parallel_size", "seed"))
+_FREE_BYTES_STEP = 1 << 28  # a little more memory free than the last time is the same job
 _MAX_LAYERS = 32  # of a deeper model, one and two layers are compiled
 
 
@@ -78,17 +76,17 @@ def run(values: flags.FlagValues, positionals: Sequence[str]) -> int:
 
 
 def _job(values: flags.FlagValues, model: ModelConfig, devices: Devices) -> PlanJob:
-    host_bytes = pool_bytes = 0
+    host_bytes = free_bytes = 0
     if devices.chip.memory_bytes is None:
         host = psutil.virtual_memory()
         host_bytes = host.total
-        pool_bytes = kv_budget.host_pool_bytes(host.available, devices.count)
+        free_bytes = host.available // _FREE_BYTES_STEP * _FREE_BYTES_STEP
     return PlanJob(
         model=model,
         config=engine_config(values, _FIELDS, tensor_parallel_size=devices.count),
         devices=devices,
         host_bytes=host_bytes,
-        host_pool_bytes=pool_bytes,
+        host_free_bytes=free_bytes,
         compiles_all=values.all,
         max_layers=_MAX_LAYERS,
     )
@@ -111,7 +109,8 @@ def _answers(
             if isinstance(plan, PlanFailed):
                 found[job] = no_answer(job, str(plan))
             else:
-                if job_key(job) == keys[job]:  # else sources were changed meanwhile
+                # A compiler's failure may be the machine's, and sources may be changed meanwhile.
+                if not plan.failed and job_key(job) == keys[job]:
                     write_answer(folder, keys[job], plan)
                 found[job] = figures(job, plan)
     finally:

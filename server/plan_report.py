@@ -23,7 +23,7 @@ _HEADER = (
 )
 
 _WIDTH = 100
-_ONE_FLAVOUR = "penalties, bias, masks and log-probabilities are in each of them"
+_ONE_FLAVOUR = "penalties, bias, masks and log-probabilities are in each step"
 
 
 def report(model: str, chips: Sequence[dict[str, Any]]) -> str:
@@ -67,30 +67,30 @@ def _details(chip: dict[str, Any]) -> Iterator[str]:
     yield f"{chip['chip']}: {chip['reason'] or 'every step that was compiled fits'}"
     if "executables" not in chip:
         return
-    steps = chip["executables"]
-    if chip["is_extrapolated"] and steps:
+    executables = chip["executables"]
+    if chip["is_extrapolated"] and executables:
         yield (
             f"  extrapolated: of {chip['num_layers']} layers one and two were compiled; weights "
             "and bounds are exact"
         )
     why = f", because {chip['attention_reason']}" if chip["attention_reason"] else ""
     yield f"  attention: {chip['attention']}{why}"
-    yield f"  {len(steps)} of {chip['num_executables']} executables compiled; {_ONE_FLAVOUR}"
-    header = ("rows", "chunk", "compile s", "temporary MiB", "program MiB", "cache copies")
+    yield f"  {len(executables)} of {chip['num_executables']} executables compiled; {_ONE_FLAVOUR}"
+    header = ("", "rows", "chunk", "compile s", "temporary MiB", "program MiB", "cache copies")
     rows = [
         (
-            str(step["rows"]),
-            str(step["chunk"]),
-            f"{step['compile_s']:.1f}",
-            _mib(step["temporary_bytes"]),
-            _mib(step["program_bytes"]),
-            str(len(step["cache_copies"])),
+            each["kind"],
+            *(str(each[name]) if each["kind"] == "step" else "-" for name in ("rows", "chunk")),
+            f"{each['compile_s']:.1f}",
+            _mib(each["temporary_bytes"]),
+            _mib(each["program_bytes"]),
+            str(len(each["cache_copies"])),
         )
-        for step in steps
+        for each in executables
     ]
     if rows:
         yield _indented(format_table(header, rows))
-    for step in steps:
+    for step in executables:
         if step["collectives"]:
             each = ", ".join(
                 f"{found['count']} {found['kind']} of {_mib(found['bytes'])} MiB"

@@ -1,7 +1,7 @@
 """Plans and builds an engine for all devices of its process; prints the pages of both.
 
-Arguments: the folder of a model, how many pages the memory shall hold, and the folder of the
-compilation cache. A process of its own has as many devices as $XLA_FLAGS says.
+Arguments: the folder of a model, how many pages the memory shall hold, host_kv_bytes, and the
+folder of the compilation cache. A process of its own has as many devices as $XLA_FLAGS says.
 """
 
 import json
@@ -33,7 +33,7 @@ def plan(job: PlanJob) -> CompiledPlan:
     return compile_plan(job, jax.devices(), ignore_step)
 
 
-def main(folder: str, pages: str, cache: str) -> None:
+def main(folder: str, pages: str, host_kv_bytes: int, cache: str) -> None:
     use_persistent_cache(Path(cache))
     checkpoint = open_checkpoint(Path(folder))
     (devices,) = parse_chips(f"cpu-{jax.device_count()}")
@@ -45,13 +45,14 @@ def main(folder: str, pages: str, cache: str) -> None:
         page_size=16,
         prefill_chunk_tokens=16,
         device_memory_bytes=1 << 30,
+        host_kv_bytes=host_kv_bytes,
     )
     job = PlanJob(
         model=checkpoint.config,
         config=config,
         devices=devices,
         host_bytes=1 << 40,
-        host_pool_bytes=0,
+        host_free_bytes=0,
         compiles_all=False,
         max_layers=32,
     )
@@ -71,9 +72,10 @@ def main(folder: str, pages: str, cache: str) -> None:
         on_progress=ignore_progress,
     )
     told = {"planned": planned.num_pages, "built": built.engine.limits.num_pages}
+    told |= {"kinds": [each.kind for each in planned.executables]}
     told |= {"plenty": plenty.num_pages, "reason": planned.reason, "attention": planned.attention}
     print(json.dumps(told))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -5,7 +5,7 @@ from octavo.configs.engine_config import EngineConfig
 from octavo.configs.presets import load_preset
 from octavo.engine.plan_hlo import Collective
 from octavo.engine.plan_ptxas import Kernel
-from octavo.engine.plan_records import CompiledPlan, PlanJob, PlannedStep
+from octavo.engine.plan_records import CompiledPlan, PlanJob, PlannedExecutable
 
 
 def make_job(chips: str = "cpu-1") -> PlanJob:
@@ -17,7 +17,7 @@ def make_job(chips: str = "cpu-1") -> PlanJob:
         config=EngineConfig(tensor_parallel_size=devices.count),
         devices=devices,
         host_bytes=1 << 40,
-        host_pool_bytes=0,
+        host_free_bytes=0,
         compiles_all=False,
         max_layers=32,
     )
@@ -31,8 +31,8 @@ PLAN = CompiledPlan(
     num_pages=4,
     max_model_len=5,
     num_executables=6,
-    steps=(
-        PlannedStep(
+    executables=(
+        PlannedExecutable(
             rows=1,
             chunk=0,
             compile_s=0.5,

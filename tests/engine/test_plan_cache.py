@@ -53,7 +53,7 @@ CHANGES: dict[str, Callable[[PlanJob], PlanJob]] = {
         ),
     ),
     "memory": lambda job: dataclasses.replace(job, host_bytes=1),
-    "free memory": lambda job: dataclasses.replace(job, host_pool_bytes=1),
+    "free memory": lambda job: dataclasses.replace(job, host_free_bytes=1),
     "steps": lambda job: dataclasses.replace(job, compiles_all=True),
     "layers": lambda job: dataclasses.replace(job, max_layers=1),
 }

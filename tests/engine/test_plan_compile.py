@@ -15,14 +15,15 @@ from octavo.configs.engine_config import EngineConfig
 from octavo.engine import packing, plan_compile
 from octavo.engine.kv_budget import LEAST_PAGES
 from octavo.engine.packing import UploadLayout
+from octavo.engine.page_transfer import TransferKey
 from octavo.engine.plan_compile import compile_plan, corner_layouts, extrapolate
 from octavo.engine.plan_hlo import Collective
-from octavo.engine.plan_records import CompiledPlan, PlanJob, PlannedStep
+from octavo.engine.plan_records import CompiledPlan, PlanJob, PlannedExecutable
 from octavo.engine.step_shapes import StepKey
 from octavo.models.decoder import Decoder
 from tests.models.tiny_checkpoints import tiny_config
 
-STEP = PlannedStep(
+STEP = PlannedExecutable(
     rows=8,
     chunk=16,
     compile_s=1.0,
@@ -98,7 +99,7 @@ def job(**changes: int) -> PlanJob:
         ),
         devices=devices,
         host_bytes=1 << 32,
-        host_pool_bytes=1 << 30,
+        host_free_bytes=1 << 32,
         compiles_all=False,
         max_layers=2,
     )
@@ -141,10 +142,12 @@ def test_a_deep_model_is_planned_from_two_of_its_layers(monkeypatch: pytest.Monk
     monkeypatch.setattr(plan_compile, "compile_step", compile_step)
     deep, whole = two_plans(900_000)
     assert whole.num_pages == 17  # what is left holds fewer than the 33 that slots could use
-    assert whole.steps[0].collectives == (Collective(kind="all-reduce", bytes=32, count=13),)
-    steps = tuple(dataclasses.replace(step, compile_s=0) for step in whole.steps)
-    again = tuple(dataclasses.replace(step, compile_s=0) for step in deep.steps)
-    assert dataclasses.replace(deep, steps=again) == dataclasses.replace(whole, steps=steps)
+    assert whole.executables[0].collectives == (Collective(kind="all-reduce", bytes=32, count=13),)
+    steps = tuple(dataclasses.replace(step, compile_s=0) for step in whole.executables)
+    again = tuple(dataclasses.replace(step, compile_s=0) for step in deep.executables)
+    assert dataclasses.replace(deep, executables=again) == dataclasses.replace(
+        whole, executables=steps
+    )
 
 
 @pytest.mark.full
@@ -152,7 +155,7 @@ def test_a_deep_model_is_planned_from_two_of_its_layers(monkeypatch: pytest.Monk
 def test_a_real_compiler_takes_alike_for_every_layer() -> None:
     """What the compiler of this machine says of six layers is near what two of them let expect."""
     deep, whole = two_plans(1 << 30)
-    (step,), (exact,) = deep.steps, whole.steps
+    (step,), (exact,) = deep.executables, whole.executables
     assert step.temporary_bytes == pytest.approx(exact.temporary_bytes, rel=0.25)
 
 
@@ -164,6 +167,7 @@ def test_what_a_compiler_says_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(plan_compile, "compile_step", fail)
     plan = compile_plan(job(), jax.devices()[:1], ignore_step)
     assert plan.reason == "does not compile: RuntimeError: RESOURCE_EXHAUSTED: out of memory"
+    assert plan.failed
 
 
 @pytest.mark.usefixtures("types_unchecked")
@@ -178,7 +182,7 @@ def test_what_a_compiler_says_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_cannot_be_has_a_reason(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], reason: str
 ) -> None:
-    def measured(*_: object) -> PlannedStep:
+    def measured(*_: object) -> PlannedExecutable:
         return STEP
 
     monkeypatch.setattr(plan_compile, "_compile", measured)
@@ -186,11 +190,63 @@ def test_what_cannot_be_has_a_reason(
     assert plan.reason.startswith(reason)
     assert (plan.missing_bytes > 0) == ("lacks" in reason)
     assert plan.num_pages is None
+    assert not plan.failed
+
+
+@pytest.mark.usefixtures("types_unchecked")
+def test_what_moves_pages_is_compiled_where_they_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its temporaries leave less for the pages, and it must not copy the pool either."""
+
+    def compiled(_: object, __: object, what: object, *___: object) -> PlannedExecutable:
+        if not isinstance(what, TransferKey):
+            return STEP
+        copies = ("copy f32[33,16,16]",) if what is TransferKey.IMPORT else ()
+        return dataclasses.replace(
+            STEP, kind=what.value, rows=0, chunk=0, temporary_bytes=50_000, cache_copies=copies
+        )
+
+    monkeypatch.setattr(plan_compile, "_compile", compiled)
+    stays, moves = (
+        compile_plan(
+            job(device_memory_bytes=900_000, host_kv_bytes=host_kv_bytes),
+            jax.devices()[:1],
+            ignore_step,
+        )
+        for host_kv_bytes in (0, 1_000_000)
+    )
+    assert [each.kind for each in stays.executables] == ["step"]
+    assert [each.kind for each in moves.executables] == ["step", "export", "import"]
+    assert (stays.num_executables, moves.num_executables) == (1, 3)
+    assert stays.num_pages is not None
+    assert moves.num_pages is not None
+    assert moves.num_pages < stays.num_pages
+    assert stays.reason == ""
+    assert moves.reason == (
+        "1 copies of a layer's KV pages in the import of pages: copy f32[33,16,16]"
+    )
+
+
+@pytest.mark.usefixtures("types_unchecked")
+def test_on_the_host_the_pool_is_a_share_of_what_weights_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measured(*_: object) -> PlannedExecutable:
+        return STEP
+
+    monkeypatch.setattr(plan_compile, "_compile", measured)
+
+    def plan(host_free_bytes: int) -> CompiledPlan:
+        asked = dataclasses.replace(job(), host_free_bytes=host_free_bytes)
+        return compile_plan(asked, jax.devices()[:1], ignore_step)
+
+    sizes = plan(1 << 32)
+    pages = [plan(sizes.parameter_bytes + left).num_pages for left in (-1, 2**18, 2**19)]
+    assert pages == [None, 2**16 // sizes.page_bytes, 2**17 // sizes.page_bytes]
 
 
 @pytest.mark.usefixtures("types_unchecked")
 def test_a_pool_that_the_host_does_not_have_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(*_: object) -> PlannedStep:
+    def measured(*_: object) -> PlannedExecutable:
         return STEP
 
     monkeypatch.setattr(plan_compile, "_compile", measured)
@@ -206,7 +262,9 @@ def test_an_array_as_large_as_the_pages_by_chance_is_no_copy_of_them(
 ) -> None:
     """Hidden states may have as many elements as a small pool."""
 
-    def compiled(engine: object, job: object, layout: object, pages: int, _: int) -> PlannedStep:
+    def compiled(
+        engine: object, job: object, layout: object, pages: int, _: int
+    ) -> PlannedExecutable:
         found = pages == 17 or (grows and pages == 18)
         return dataclasses.replace(STEP, cache_copies=("copy f32[8]",) if found else ())
 
@@ -219,7 +277,7 @@ def test_an_array_as_large_as_the_pages_by_chance_is_no_copy_of_them(
 def test_a_context_beyond_the_models_is_refused_before_anything_compiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def compiled(*_: object) -> PlannedStep:
+    def compiled(*_: object) -> PlannedExecutable:
         pytest.fail("it waited for a compiler")
 
     monkeypatch.setattr(plan_compile, "_compile", compiled)
@@ -237,7 +295,7 @@ def test_what_grows_with_the_pool_still_fits(monkeypatch: pytest.MonkeyPatch, pa
     small = dataclasses.replace(STEP, **{part: 300_000})
     large = dataclasses.replace(STEP, **{part: 306_000})
 
-    def measured(*arguments: object) -> PlannedStep:
+    def measured(*arguments: object) -> PlannedExecutable:
         return small if LEAST_PAGES in arguments else large
 
     monkeypatch.setattr(plan_compile, "_compile", measured)
@@ -281,7 +339,7 @@ def test_all_is_every_step(monkeypatch: pytest.MonkeyPatch, compiles_all: bool) 
 
 @pytest.mark.usefixtures("types_unchecked")
 def test_a_copy_of_the_cache_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(*_: object) -> PlannedStep:
+    def measured(*_: object) -> PlannedExecutable:
         return dataclasses.replace(STEP, cache_copies=("copy f32[33,16,16]", "transpose f32[8448]"))
 
     monkeypatch.setattr(plan_compile, "_compile", measured)

@@ -15,8 +15,17 @@ import pytest
 from tests.models.tiny_checkpoints import random_tensors, tiny_config, write_huggingface
 
 
-@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.full), 8])
-def test_the_engine_gets_the_pages_that_were_planned(tmp_path: Path, num_devices: int) -> None:
+@pytest.mark.parametrize(
+    ("num_devices", "host_kv_bytes"),
+    [
+        pytest.param(1, 0, marks=pytest.mark.full),
+        pytest.param(1, 1_000_000, marks=pytest.mark.full),
+        (8, 1_000_000),
+    ],
+)
+def test_the_engine_gets_the_pages_that_were_planned(
+    tmp_path: Path, num_devices: int, host_kv_bytes: int
+) -> None:
     """Three kv heads: over eight devices they are copied, and so a page is larger than a share."""
     config = tiny_config(num_q_heads=9, num_kv_heads=3)
     folder = write_huggingface(tmp_path / "tiny", config, random_tensors(config))
@@ -28,6 +37,7 @@ def test_the_engine_gets_the_pages_that_were_planned(tmp_path: Path, num_devices
             "tests.engine.plan_and_build",
             str(folder),
             "20.5",
+            str(host_kv_bytes),
             str(tmp_path / "cache"),
         ],
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
@@ -39,6 +49,7 @@ def test_the_engine_gets_the_pages_that_were_planned(tmp_path: Path, num_devices
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told == {
+        "kinds": ["step", "export", "import"] if host_kv_bytes else ["step"],
         "planned": 20,
         "built": 20,
         "plenty": 2 * 256 // 16 + 1,

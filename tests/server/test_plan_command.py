@@ -16,13 +16,13 @@ import pytest
 from octavo.engine import plan_processes
 from octavo.engine.plan_hlo import Collective
 from octavo.engine.plan_ptxas import Kernel
-from octavo.engine.plan_records import CompiledPlan, PlanJob, PlannedStep
+from octavo.engine.plan_records import CompiledPlan, PlanJob, PlannedExecutable
 from octavo.server import plan_command
 from octavo.server.main import main
 from tests.models.tiny_checkpoints import huggingface_config, tiny_config
 
 GIB = 2**30
-STEP = PlannedStep(
+STEP = PlannedExecutable(
     rows=32,
     chunk=0,
     compile_s=1.5,
@@ -39,7 +39,7 @@ PLAN = CompiledPlan(
     num_pages=40_001,
     max_model_len=131_072,
     num_executables=13,
-    steps=(dataclasses.replace(STEP, chunk=256), STEP),
+    executables=(dataclasses.replace(STEP, chunk=256), STEP),
     kernels=(
         Kernel(name="plain", architecture="sm_90a", registers=64, spill_bytes=0, shared_bytes=0),
         Kernel(name="octavo_x", architecture="sm_90a", registers=9, spill_bytes=0, shared_bytes=0),
@@ -121,6 +121,22 @@ def test_answers_are_kept_until_they_are_wanted_fresh(
     assert len(compiled) == 7
     plan_json(capsys, *arguments, "--all")
     assert len(compiled) == 9
+
+
+@pytest.mark.usefixtures("types_unchecked")
+def test_a_compilers_failure_is_not_kept(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is no property of the model."""
+    plan = dataclasses.replace(PLAN, reason="does not compile: OSError: disk full", failed=True)
+
+    def run_jobs(jobs: Sequence[PlanJob], _: plan_processes.OnStep) -> Iterator[Any]:
+        yield from ((job, plan) for job in jobs)
+
+    monkeypatch.setattr(plan_command, "run_jobs", run_jobs)
+    code, (chip,) = plan_json(capsys, "--model=llama-3.1-8b", "--chips=h100-1")
+    assert (code, chip["reason"]) == (1, plan.reason)
+    assert not cache.exists()
 
 
 @pytest.mark.usefixtures("compiled", "types_unchecked")
