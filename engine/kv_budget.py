@@ -48,15 +48,19 @@ def num_pages(
         source = f"kv_cache_bytes is {config.kv_cache_bytes}, which"
         pages = config.kv_cache_bytes // bytes_per_page
     else:
+        free = free_bytes()
+        missing = LEAST_PAGES * bytes_per_page - free
+        if config.device_memory_bytes is not None and missing > 0:
+            raise ValueError(
+                f"device_memory_bytes is {config.device_memory_bytes}; it must be at least "
+                f"{config.device_memory_bytes + missing}: what model and programs take, and "
+                f"{LEAST_PAGES} KV pages of {bytes_per_page} bytes"
+            )
         # Begins with a field of the config, as all errors about it do.
-        source = (
-            "num_pages is not given, and the memory that is free for the KV pool"
-            if config.device_memory_bytes is None
-            else f"device_memory_bytes is {config.device_memory_bytes}, which"
-        )
+        source = "num_pages is not given, and the memory that is free for the KV pool"
         usable = config.max_num_seqs * -(-longest_context(config, model) // config.page_size)
         most = MAX_POOL_TOKENS // config.page_size
-        pages = min(free_bytes() // bytes_per_page, usable + 1, most)
+        pages = min(max(free, 0) // bytes_per_page, usable + 1, most)
     if pages < LEAST_PAGES:
         raise ValueError(
             f"{source} gives {pages} pages of {bytes_per_page} bytes; it must give at least "

@@ -50,7 +50,10 @@ def _run(
 ) -> CompiledPlan:
     extra = missing_extra(job.devices.chip.platform)
     if extra is not None:
-        raise PlanFailed(f"octavo plan --chips={job.devices} needs pip install 'octavo[{extra}]'")
+        raise PlanFailed(
+            f"octavo plan --chips={job.devices} needs the compiler of octavo[{extra}]; in a clone, "
+            "`make plan-env` makes .cache/plan-venv, which has it"
+        )
     with tempfile.TemporaryDirectory(prefix="octavo-plan-") as folder:
         scratch = Path(folder)
         with (scratch / "stderr").open("wb") as stderr:

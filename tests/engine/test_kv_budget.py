@@ -83,11 +83,20 @@ def test_places_of_the_pool_fit_int32():
         ("kv_cache_bytes is 999, which gives 0 pages", {"kv_cache_bytes": 999}),
         ("memory that is free for the KV pool gives 1 pages", {"free_bytes": 1999}),
         ("memory that is free for the KV pool gives 0 pages", {"free_bytes": 0}),
+        ("memory that is free for the KV pool gives 0 pages", {"free_bytes": -5000}),
     ],
 )
 def test_too_little_is_refused_and_named(source: str, settings: dict[str, int]):
     with pytest.raises(ValueError, match=f"{source} of 1000 bytes; it must give at least 2"):
         pages(**settings)
+
+
+@pytest.mark.parametrize(("free_bytes", "least"), [(1999, 10_001), (0, 12_000), (-5000, 17_000)])
+def test_a_limit_that_is_too_low_says_what_is_enough(free_bytes: int, least: int):
+    """Free is what the limit leaves beside all the rest, and may be negative."""
+    with pytest.raises(ValueError, match=f"bytes is 10000; it must be at least {least}: "):
+        pages(device_memory_bytes=10_000, free_bytes=free_bytes)
+    assert pages(device_memory_bytes=least, free_bytes=free_bytes + least - 10_000) == 2
 
 
 def test_host_memory_holds_whole_pages():

@@ -120,4 +120,7 @@ def test_a_compiler_ends_with_who_asked(tmp_path: Path) -> None:
 def test_a_missing_extra_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_processes, "missing_extra", "plan-{}".format)
     ((_, failed),) = run_jobs([make_job("v5e-8")], ignore_step)
-    assert str(failed) == "octavo plan --chips=v5e-8 needs pip install 'octavo[plan-tpu]'"
+    assert str(failed) == (
+        "octavo plan --chips=v5e-8 needs the compiler of octavo[plan-tpu]; in a clone, "
+        "`make plan-env` makes .cache/plan-venv, which has it"
+    )
