@@ -28,6 +28,7 @@ class Chip:
       bf16_flops: Peak of dense bfloat16 matrix products, in flops per second. None: not known.
       link_bytes_per_s: What one device sends to the others per second, over all its links. None:
         not known.
+      switch_sums: Whether what lies between the devices can add up what they send.
       topologies: Of TPUs, by number of devices: as the compiler calls them.
       target: Of GPUs: the name under which the compiler knows the device.
     """
@@ -38,6 +39,7 @@ class Chip:
     bytes_per_s: float | None
     bf16_flops: float | None
     link_bytes_per_s: float | None
+    switch_sums: bool = False
     topologies: dict[int, str] = field(default_factory=dict, hash=False)
     target: str = ""
 
@@ -82,6 +84,8 @@ def _gpu(
     bytes_per_s: float,
     bf16_flops: float,
     link_bytes_per_s: float,
+    *,
+    switch_sums: bool,
 ) -> Chip:
     return Chip(
         name=name,
@@ -91,6 +95,10 @@ def _gpu(
         bytes_per_s=bytes_per_s,
         bf16_flops=bf16_flops,
         link_bytes_per_s=link_bytes_per_s / 2,  # NVIDIA counts both directions
+        # NVSwitch does (NVLink SHARP) with NVLink 4 and 5, of Hopper and Blackwell; new with 4:
+        # https://developer.nvidia.com/blog/upgrading-multi-gpu-interconnectivity-with-the-third-generation-nvidia-nvswitch/
+        # https://docs.nvidia.com/nvshmem/release-notes-install-guide/release-notes/release-3205.html
+        switch_sums=switch_sums,
         target=target,
     )
 
@@ -113,6 +121,7 @@ CHIPS: dict[str, Chip] = {
             2039.04e9,
             312e12,
             600e9,
+            switch_sums=False,
         ),
         # https://www.nvidia.com/en-us/data-center/h100/
         _gpu(
@@ -122,6 +131,7 @@ CHIPS: dict[str, Chip] = {
             3352.32e9,
             989.5e12,  # half of the figure with sparsity
             900e9,
+            switch_sums=True,
         ),
         # https://www.nvidia.com/en-us/data-center/h200/
         _gpu(
@@ -131,6 +141,7 @@ CHIPS: dict[str, Chip] = {
             4800e9,
             989.5e12,
             900e9,
+            switch_sums=True,
         ),
         # https://www.nvidia.com/en-us/data-center/hgx/
         _gpu(
@@ -140,6 +151,7 @@ CHIPS: dict[str, Chip] = {
             7672.32e9,
             2250e12,
             1800e9,
+            switch_sums=True,
         ),
         Chip(
             name="cpu",

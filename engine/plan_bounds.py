@@ -108,12 +108,21 @@ def _step_times(
     if costs.num_devices > 1:
         if chip.link_bytes_per_s is None:
             return None
-        # An all-reduce sends each number twice, but for each device's own part.
-        # Source: https://doi.org/10.1016/j.jpdc.2008.09.002.
-        share = 2 * (costs.num_devices - 1) / costs.num_devices
+        share = _all_reduce_share(costs)
         summed = 2 * model.num_layers * sum(tokens) * model.hidden_size * costs.weight_size
         times["links"] = share * summed / chip.link_bytes_per_s
     return times
+
+
+def _all_reduce_share(costs: Costs) -> float:
+    """How often a device sends each number of an all-reduce, at least."""
+    # The others' sums depend on all of a device's numbers, so it sends each of them once whatever
+    # lies in between; a switch that sums and sends to all takes no more than that.
+    if costs.chip.switch_sums:
+        return 1.0
+    # Else sums are made on a device and sent on, which is twice, but for each device's own part.
+    # Source: https://doi.org/10.1016/j.jpdc.2008.09.002.
+    return 2 * (costs.num_devices - 1) / costs.num_devices
 
 
 def _weight_bytes_read(costs: Costs, sampled: int) -> int:
