@@ -58,7 +58,7 @@ def choose(requested: AttentionName, device: jax.Device, shape: AttentionShape) 
 def _kernels_of(device: jax.Device) -> AttentionBackend | None:
     match device.platform:
         case "tpu":
-            return TpuBackend()
+            return TpuBackend(device_kind=device.device_kind)
         case "gpu" | "cuda":
             return gpu_backend(device)
         case _:

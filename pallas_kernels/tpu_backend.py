@@ -1,4 +1,4 @@
-"""The TPU backend: Mosaic kernels over pages, one set for every chip."""
+"""The TPU backend: Mosaic kernels over pages, one set for every chip from v5 on."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,9 +21,11 @@ class TpuBackend(AttentionBackend):
       interpret: "no": compiled by Mosaic. "yes": run by Pallas' interpreter, on any platform;
         memory that nobody wrote holds NaN. "races": the same, and two accesses to a place that
         nothing orders are an error.
+      device_kind: Where it runs, as JAX calls it; empty: a chip that the kernels are made for.
     """
 
     interpret: Literal["no", "yes", "races"] = "no"
+    device_kind: str = ""
 
     @property
     def name(self) -> str:
@@ -31,8 +33,8 @@ class TpuBackend(AttentionBackend):
         return "tpu"
 
     def refusal(self, shape: AttentionShape) -> str | None:
-        """What does not fit the kernels' data types, VMEM or scalar memory."""
-        return tpu_budget.refusal(shape)
+        """What does not fit the kernels' chips, data types, VMEM or scalar memory."""
+        return tpu_budget.refusal(self.device_kind, shape)
 
     def allocate(self, shape: KVShape, num_pages: int) -> TpuPages:
         """Zeroed pages of one layer."""

@@ -1,7 +1,7 @@
 """What the TPU kernels keep on the chip, computed from shapes: tiles, blocks, buffers, refusals.
 
 VMEM holds the tile's queries, outputs and running softmax, and a few blocks of KV of which all but
-one are on their way. Every chip that we name has 64 MiB of VMEM or more, and XLA prefetches weights
+one are on their way. From v5 on every chip has 64 MiB of VMEM or more, and XLA prefetches weights
 into the rest of it; so one budget, well below that, serves all, and results do not depend on it.
 """
 
@@ -22,6 +22,9 @@ MAX_BUFFERS = 4
 MAX_GROUP = 16
 MAX_HEAD_DIM = 256
 MAX_PAGE_SIZE = 1024
+# As JAX calls devices with 16 MiB of VMEM; the first two cannot copy within HBM either. Whatever is
+# not here counts as newer.
+OLD_DEVICE_KINDS = ("TPU v2", "TPU v3", "TPU v4", "TPU v4 lite")
 MAX_ITEMS = 4096  # decode rows or segments: four numbers of each lie in scalar memory
 
 
@@ -102,9 +105,14 @@ def table_fits_smem(rows: int, columns: int) -> bool:
     return 4 * rows * columns + _work_bytes(rows + 1) <= SMEM_BYTES - SMEM_RESERVED_BYTES
 
 
-def refusal(shape: AttentionShape) -> str | None:
-    """Why the TPU kernels cannot run a shape: field, value and bound. None: they can."""
+def refusal(device_kind: str, shape: AttentionShape) -> str | None:
+    """Why the TPU kernels cannot run a shape on a chip: field, value and bound. None: they can."""
     kv = shape.kv
+    if device_kind in OLD_DEVICE_KINDS:
+        return (
+            f"device_kind {device_kind}: must be TPU v5 or newer, for {VMEM_LIMIT_BYTES >> 20} MiB "
+            "of VMEM"
+        )
     if kv.dtype != "bfloat16":
         return f"dtype {kv.dtype}: must be bfloat16, of which two share a 32-bit word"
     refused = heads_refusal(shape, max_head_dim=MAX_HEAD_DIM, max_group=MAX_GROUP)
