@@ -72,7 +72,7 @@ def collectives(text: str) -> tuple[Collective, ...]:
     for result, opcode, _ in _instructions(text):
         kind = opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
-            found[kind, _bytes(_result_of_start(result) if opcode != kind else result)] += 1
+            found[kind, _bytes(result if opcode == kind else _result_of_start(kind, result))] += 1
     ordered = sorted(found, key=lambda key: (-key[1], key[0]))
     return tuple(Collective(kind=k, bytes=n, count=found[k, n]) for k, n in ordered)
 
@@ -109,17 +109,30 @@ def _instructions(text: str) -> Iterator[tuple[str, str, str]]:
             yield found["type"], found["opcode"], line
 
 
-def _result_of_start(result: str) -> str:
-    """Of what an asynchronous start returns, (operands, results, ...), the results."""
+def _result_of_start(kind: str, result: str) -> str:
+    """Of what an asynchronous start returns, its results without the operands.
+
+    That is (operands, results, ...): a start of any kind with the operands in a tuple, one of
+    all-gather and collective-permute without it, if it is one operand. all-reduce-start alone has
+    its results and nothing else. Source: `InferAllReduceStartShape` and its likes in XLA's
+    shape_inference.cc.
+    """
     if not result.startswith("("):
         return result
+    if kind == "all-reduce" and not result.startswith("(("):
+        return result
+    return _parts(result)[1]
+
+
+def _parts(result: str) -> list[str]:
+    """The elements of a tuple's type."""
     depth, begin, parts = 0, 1, list[str]()
     for index, character in enumerate(result):
         depth += (character in "([{") - (character in ")]}")
         if (character == "," and depth == 1) or depth == 0:
             parts.append(result[begin:index])
             begin = index + 1
-    return parts[1] if len(parts) > 1 else parts[0]
+    return parts
 
 
 def _bytes(result: str) -> int:

@@ -47,6 +47,55 @@ def test_collectives_by_kind_and_size() -> None:
     )
 
 
+A, B = "f32[2,8]{1,0:T(8,128)S(1)}", "s32[4]{0}"  # of 64 and of 16 bytes
+BIG = "f32[512]{0}"  # of the other side, which does not count
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "expected"),
+    [
+        # Each has a start of its own, and all-reduce's has results alone.
+        ("all-reduce", A, 64),
+        ("all-reduce", f"({A})", 64),
+        ("all-reduce", f"({A}, {B})", 80),
+        ("all-reduce", f"({A}, /*index=1*/{B})", 80),
+        ("all-gather", f"({BIG}, {A})", 64),
+        ("all-gather", f"(({BIG}, {BIG}), ({A}, {B}))", 80),
+        ("collective-permute", f"({BIG}, {A}, u32[]{{:S(2)}}, u32[]{{:S(2)}})", 64),
+        ("collective-permute", f"(({BIG}, {BIG}), ({A}, {B}), u32[], u32[])", 80),
+        # Or a generic start, printed as if it were.
+        *[
+            (kind, start, expected)
+            for kind in (
+                "all-gather",
+                "all-reduce",
+                "all-to-all",
+                "collective-broadcast",
+                "collective-permute",
+                "ragged-all-to-all",
+                "reduce-scatter",
+            )
+            for start, expected in [
+                (f"(({BIG}), {A})", 64),
+                (f"(({BIG}), {A}, u32[])", 64),
+                (f"(({BIG}, {BIG}), ({A}, {B}), s32[])", 80),
+            ]
+        ],
+    ],
+)
+def test_a_start_counts_its_results_once(kind: str, result: str, expected: int) -> None:
+    """Fails where operands are taken for results, or one result of several for all of them."""
+    text = f"  %s = {result} {kind}-start(%u, %v), channel_id=1\n  %d = {A} {kind}-done(%s)\n"
+    assert collectives(text) == (Collective(kind=kind, bytes=expected, count=1),)
+
+
+@pytest.mark.parametrize(("result", "expected"), [(A, 64), (f"({A}, {B})", 80)])
+@pytest.mark.parametrize("kind", ["all-gather", "all-reduce", "all-to-all", "reduce-scatter"])
+def test_without_a_start_all_of_it_is_results(kind: str, result: str, expected: int) -> None:
+    text = f"  ROOT %s = {result} {kind}(%u, %v), channel_id=1\n"
+    assert collectives(text) == (Collective(kind=kind, bytes=expected, count=1),)
+
+
 def test_writes_in_place_are_no_copies() -> None:
     assert cache_copies(TEXT, {SIZE}) == ()
 
