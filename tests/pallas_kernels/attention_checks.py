@@ -111,7 +111,8 @@ def check_equals_the_oracle(subject: Subject, shape: Shape, case: Case) -> None:
     attended, *pages = run(subject, compiled(subject, shape), case)
     assert np.isfinite(attended).all(), "what nobody wrote was read"
     size = np.maximum(1.0, np.abs(case.expected))
-    assert (np.abs(attended - case.expected) / size).max() < TOLERANCE[shape.dtype]
+    error = (np.abs(attended - case.expected) / size).max()
+    assert error < TOLERANCE[shape.dtype], f"off by {error:.3g} from the oracle"
     padding = [place is None for place in case.places]
     assert not attended[padding].any(), "padding attends to something"
     for found, expected in zip(pages, pages_after(case), strict=True):
