@@ -23,12 +23,14 @@ class CompiledStep:
     """What compiling a step told.
 
     Attributes:
+      lowered: What was compiled.
       program: The compiled program.
       text: Of it.
       copies: Instructions that make an array as large as a layer's pages.
       seconds: It took.
     """
 
+    lowered: jax.stages.Lowered
     program: jax.stages.Compiled
     text: str
     copies: tuple[str, ...]
@@ -56,13 +58,14 @@ def compile_step(
     step, arguments = abstract_step(backend, shape, num_pages, layers, Mesh(devices, HEADS))
     # Kernels are traced for the default device's architecture.
     with jax.default_device(devices[0]):
-        program = jax.jit(step, donate_argnums=0).trace(*arguments).lower().compile()
+        lowered = jax.jit(step, donate_argnums=0).trace(*arguments).lower()
+        program = lowered.compile()
     seconds = time.perf_counter() - started_s
     text = program.as_text()
     assert text
     pages = jax.eval_shape(lambda: backend.allocate(attention.kv, num_pages))
     copies = plan_hlo.cache_copies(text, {leaf.size for leaf in jax.tree.leaves(pages)})
-    return CompiledStep(program=program, text=text, copies=copies, seconds=seconds)
+    return CompiledStep(lowered=lowered, program=program, text=text, copies=copies, seconds=seconds)
 
 
 def abstract_step(

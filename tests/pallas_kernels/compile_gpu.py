@@ -4,8 +4,9 @@
 
 One step of attention for each shape of the table, over page tables for 32k tokens and pages of more
 than 2^33 elements; and some of two layers over two devices. The real compilers, down to ptxas, from
-the extra `plan-gpu`. Fails where a kernel with heads of up to 128 spills, where a step copies its
-cache, and where a shape of the table is refused.
+the extra `plan-gpu`. Fails where a kernel with heads of up to 128 spills, where one takes more
+shared memory than planned, or far less, where a step copies its cache, and where a shape of the
+table is refused.
 """
 
 import dataclasses
@@ -25,13 +26,17 @@ from octavo.pallas_kernels import gpu_budget
 from octavo.pallas_kernels.gpu_backend import GpuBackend, gpu_backend
 from octavo.server.table import format_table
 
+from . import gpu_launches
 from .abstract_step import compile_step
 from .attention_cases import Shape
 from .attention_table import table
 
 MAX_LEN = 32768
 POOL_BYTES = 20 << 30  # of a layer: over a million of the table's smallest pages
-HEADER = ["kernel", "shape", "for", "registers", "spills", "shared", "copies", "seconds"]
+HEADER = ["kernel", "shape", "for", "registers", "spills", "shared", "planned", "copies", "seconds"]
+# ptxas counts a byte for the name of the place where the memory of a launch begins.
+NAME_BYTES = 1
+MOST_UNUSED = 2048  # bytes of shared memory that are planned and not taken: what alignment may cost
 
 # Sizes of models.
 MODELS = [
@@ -108,22 +113,26 @@ def compile_kernels(
             max_tokens=shape.columns * shape.page_size,
         ),
     }
+    launched = gpu_launches.shared_bytes(step.lowered)
     found: list[tuple[list[str], str]] = []
     for kernel in plan_ptxas.kernels(log.read_text() for log in logs.iterdir()):
         for name, plan in plans.items():
             if name not in kernel.name:
                 continue
+            shared = launched[name] + max(kernel.shared_bytes - NAME_BYTES, 0)
             cells = [
                 name,
                 f"{shape} layers{layers}",
                 kernel.architecture,
                 str(kernel.registers),
                 str(kernel.spill_bytes),
+                str(shared),
                 str(plan.shared_bytes),
                 str(len(copies)),
                 f"{step.seconds:.1f}",
             ]
-            is_wrong = copies or (kernel.spill_bytes and width <= 128)
+            is_planned = 0 <= plan.shared_bytes - shared <= MOST_UNUSED
+            is_wrong = copies or not is_planned or (kernel.spill_bytes and width <= 128)
             found.append((cells, f"FAULT {' '.join(cells)} {copies}" if is_wrong else ""))
     wanted = 1 + (shape.chunk > 0)
     if len(found) != wanted:
