@@ -17,11 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
-from octavo.bench import device_check, device_processes, device_report
+from octavo.bench import device_check, device_command, device_processes, device_report
 from octavo.bench.device_parts import PARTS, Part
 from octavo.bench.device_records import Section, ShareRecords, section_of
 from octavo.bench.device_serving import Answer, compare
 from octavo.models.fetch import default_cache_dir
+from octavo.server.command_line import run_command
 from tests.pallas_kernels.device_correctness import DRY_RUN
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +113,31 @@ def test_a_part_past_the_budget_is_reported_as_skipped(tmp_path: Path) -> None:
         assert section["status"] == "skipped"
         assert "budget of 0 s" in section["reason"]
     assert "correctness skipped" in summary
+
+
+def test_looking_for_a_device_is_part_of_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if the clock starts behind the probe, which may take a minute."""
+
+    def find_slowly() -> bool:
+        time.sleep(0.1)
+        return True
+
+    def begin_a_part(*_: Any, **__: Any) -> None:
+        pytest.fail("a part began")
+
+    def keep_handlers(*_: Any) -> None:  # of this process
+        pass
+
+    monkeypatch.setattr(device_command, "has_accelerator", find_slowly)
+    monkeypatch.setattr(device_command, "run_part", begin_a_part)
+    monkeypatch.setattr(signal, "signal", keep_handlers)
+    out = tmp_path / "found.json"
+    assert run_command(device_command.COMMAND, [f"--out={out}", "--budget_s=0.05"]) == 1
+    report = read_report(out)
+    assert {section["status"] for section in report["sections"].values()} == {"skipped"}
+    assert report["seconds"] > 0.1
 
 
 def test_without_an_accelerator_it_says_so_at_once(tmp_path: Path) -> None:
