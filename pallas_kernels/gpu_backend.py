@@ -1,4 +1,4 @@
-"""The GPU backend: Mosaic GPU kernels over pages, one source for Ampere, Hopper and Blackwell."""
+"""The GPU backend: Mosaic GPU kernels over pages, one source for A100, Hopper and B200."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

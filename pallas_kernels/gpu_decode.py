@@ -1,4 +1,4 @@
-"""Decode attention on GPUs in Pallas (Mosaic GPU): one source for Ampere, Hopper and Blackwell.
+"""Decode attention on GPUs in Pallas (Mosaic GPU): one source for A100, Hopper and B200.
 
 A block of one warpgroup takes one kv head of one row, or a share of its tokens, and runs a softmax
 over tiles of its pages (FlashAttention-2, Algorithm 1, https://arxiv.org/abs/2307.08691; paging as

@@ -1,4 +1,4 @@
-"""Prefill attention on GPUs in Pallas (Mosaic GPU): one source for Ampere, Hopper and Blackwell.
+"""Prefill attention on GPUs in Pallas (Mosaic GPU): one source for A100, Hopper and B200.
 
 A block of one warpgroup takes up to 64 queries: some tokens of one segment, with all query heads of
 one kv head. It runs a softmax over the segment's pages up to its last token (FlashAttention-2,
