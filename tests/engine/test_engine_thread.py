@@ -509,7 +509,8 @@ def test_load_counts_what_waits_and_runs(rig: Rig):
     rig.close_gate()
     for number in range(9):
         rig.thread.submit(request(f"r{number}", max_tokens=50))
-    assert rig.thread.load().num_queued + rig.thread.load().num_running == 9
+    load = rig.thread.load()  # one: some may start to run before another
+    assert load.num_queued + load.num_running == 9
     rig.executor.gate.set()
     rig.wait_for(*(f"r{number}" for number in range(9)))
     load = rig.thread.load()
