@@ -107,15 +107,16 @@ def build_engine(
     if choice.reason:
         logger.warning("attention runs in plain JAX: %s", choice.reason)
 
+    # What the config cannot have is refused before minutes of loading.
+    maker = StateMaker(config, model, backend, mesh)
+    num_host_pages = kv_budget.host_pages(config, maker.bytes_per_page)
+
     on_progress("loading", 0, 1)
     decoder = load_decoder(checkpoint, config, mesh)
     on_progress("loading", 1, 1)
 
     everywhere = replicated(mesh)
     layouts = packing.upload_layouts(config, model.vocab_size)
-
-    maker = StateMaker(config, model, backend, mesh)
-    num_host_pages = kv_budget.host_pages(config, maker.bytes_per_page)
 
     def free_bytes() -> int:
         parameter_bytes = bytes_per_device(decoder)

@@ -41,12 +41,20 @@ def test_slots_and_rule_tables_are_counted(tiny_model: Model, monkeypatch: pytes
     assert left_bytes(2) - left_bytes(15) >= 13 * per_slot
 
 
-def test_a_context_beyond_the_models_is_refused_before_weights_are_read(
-    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"max_model_len": 100_000}, "max_model_len is 100000; it must be at most "),
+        ({"host_kv_bytes": 1}, "host_kv_bytes is 1; it must be 0 or at least "),
+        ({"tensor_parallel_size": 4096}, "tensor_parallel_size is 4096; it must be at most "),
+    ],
+)
+def test_what_no_memory_changes_is_refused_before_weights_are_read(
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch, config: dict[str, int], message: str
 ):
     def load(*_: object) -> None:
         pytest.fail("it waited for the weights")
 
     monkeypatch.setattr(build, "load_decoder", load)
-    with pytest.raises(ValueError, match="max_model_len is 100000; it must be at most "):
-        tiny_model.build(EngineConfig(max_model_len=100_000))
+    with pytest.raises(ValueError, match=message):
+        tiny_model.build(EngineConfig(**config))

@@ -7,6 +7,7 @@ launch, as a module of MLIR in the attributes of a custom call.
 from typing import Any
 
 import jax
+from jax.experimental.mosaic.gpu import dialect
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
@@ -40,6 +41,7 @@ def _launch(code: bytes) -> tuple[str, int]:
         return ir.WalkResult.ADVANCE
 
     with mlir.make_ir_context() as context:
+        dialect.register_dialect(context)  # of barriers in memory, for one
         context.allow_unregistered_dialects = True  # stable names of others
         module: Any = ir.Module.parse(code)
         module.operation.walk(visit_launch)
